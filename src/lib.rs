@@ -63,7 +63,7 @@ pub mod quic;
 #[cfg(any(feature = "via", feature = "barrier"))]
 pub use vigie_via as via;
 
-pub use vigie_detect::{Instant, net, stock};
+pub use vigie_detect::{Instant, detectors, net};
 pub use vigie_runtime::{
     BuildError, EmbeddedRuntime, EnterGuard, Flavor, Handle, JoinError, JoinHandle, KernelHelp,
     NoRuntime, NotEmbeddable, Reactivity, Runtime, RuntimeBuilder, ShutdownTimeout, YieldNow,

@@ -290,7 +290,7 @@ fn strangers() {
     let wrong = "ff112233445566778899aabbccddeeff";
     let mut stranger = server.rank(TEST, 1, 2);
     refused(stranger.env("VIGIE_SECRET", wrong), JoinRefusal::WrongSecret);
-    refused(&mut server.rank(TEST, 1, 3), JoinRefusal::OtherSize);
+    refused(&mut server.rank(TEST, 1, 3), JoinRefusal::WrongSize);
     let end = Instant::now() + BOUND;
     while !joined.exists() {
         assert!(Instant::now() < end, "the first rank does not join");

@@ -133,7 +133,7 @@ const ROOMS: &[Rooms<'_>] = &[
             "server",
             "waiting",
             "engine",
-            "stock",
+            "detectors",
             "net",
             "testing",
             "loom_exports",

@@ -92,7 +92,7 @@ pub enum Body<'a> {
         attempt: u32,
     },
     /// The sender is alive, and has not yet sent the message it was asked for.
-    Alive {
+    AliveReply {
         /// The attempt number of the question.
         attempt: u32,
     },
@@ -197,7 +197,7 @@ impl<'a> Packet<'a> {
                 attempt = number.to_le_bytes();
                 (NACK, round.0, &attempt[..])
             }
-            Body::Alive { attempt: number } => {
+            Body::AliveReply { attempt: number } => {
                 attempt = number.to_le_bytes();
                 (ALIVE, 0, &attempt[..])
             }
@@ -291,7 +291,7 @@ impl<'a> Body<'a> {
         match (kind, round) {
             (SIGNAL, _) => Some(Self::Signal { round: Round(round), value: payload }),
             (NACK, _) => Some(Self::Nack { round: Round(round), attempt: attempt()? }),
-            (ALIVE, 0) => Some(Self::Alive { attempt: attempt()? }),
+            (ALIVE, 0) => Some(Self::AliveReply { attempt: attempt()? }),
             (VIEW, 0 | 1) => {
                 Some(Self::View { wants_reply: round == 1, dead: DeadRanks::new(payload)? })
             }
@@ -321,7 +321,7 @@ mod tests {
             Body::Signal { round: Round(65_535), value: &[] },
             Body::Signal { round: Round(3), value: &[9; PAYLOAD_BYTES_MAX] },
             Body::Nack { round: Round(7), attempt: u32::MAX },
-            Body::Alive { attempt: 5 },
+            Body::AliveReply { attempt: 5 },
             Body::view(list, true),
             Body::view(&[], false),
             Body::decided(list),

@@ -92,7 +92,7 @@ fn crafted(script: &mut Script<'_>, group: GroupId, epoch: u32) -> Option<Vec<u8
     let body = match kind % 4 {
         0 => Body::Signal { round: Round(round.into()), value: &[1; 8] },
         1 => Body::Nack { round: Round(round.into()), attempt },
-        2 => Body::Alive { attempt },
+        2 => Body::AliveReply { attempt },
         // Bytes that may or may not be a list of ranks.
         _ => Body::Signal { round: Round(u16::from(round % 2)), value: payload },
     };

@@ -2,7 +2,7 @@
 //! them.
 //!
 //! ```
-//! use vigie_detect::{Server, stock::doorbell::doorbell};
+//! use vigie_detect::{Server, detectors::doorbell::doorbell};
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! // A server on its own thread. Inside a vigie runtime, `Server::current()` is the
@@ -27,7 +27,7 @@
 //! - [`Strategy`] and [`Policy`]: how the server watches a handle, and the code that decides it.
 //! - [`Engine`] and [`EngineHost`]: a device or protocol that never waits itself, and the host that waits for it. Use these
 //!   to [bring your own device](docs::bring_a_device).
-//! - [`net`], [`AsyncFd`], [`stock`]: sockets, descriptors, timers, channels, doorbells, io_uring. All
+//! - [`net`], [`AsyncFd`], [`detectors`]: sockets, descriptors, timers, channels, doorbells, io_uring. All
 //!   are detectors built on the public trait.
 //!
 //! # The flow of an event
@@ -61,6 +61,7 @@ pub mod budget;
 mod builtin;
 pub mod clock;
 mod detector;
+pub mod detectors;
 pub mod docs;
 mod engine;
 mod error;
@@ -74,7 +75,6 @@ mod policy;
 mod request;
 mod server;
 mod setters;
-pub mod stock;
 mod sync;
 mod testing;
 mod waiting;
@@ -82,17 +82,19 @@ mod waiting;
 pub use builtin::Timers;
 pub use clock::{Clock, Instant, VirtualClock};
 pub use detector::{
-    Armed, Arming, Blocker, Cancel, Detector, DriverHandle, Emitted, Flavor, Interest, Key,
-    Methods, Mode, Notifier, Pending, PollContext, ReadinessEvent, Ready, Submitted,
+    ArmOutcome, Arming, Blocker, CancelOutcome, Detector, DriverHandle, EmitOutcome, Flavor,
+    Interest, Key, Methods, Mode, Notifier, Pending, PollContext, PollerEvent, Ready,
+    SubmitOutcome,
 };
+pub use detectors::AsyncFd;
 pub use engine::{
     Engine, EngineContext, EngineEvents, EngineHost, EngineWait, EngineWaiter, Progress,
     WatchedDescriptor,
 };
 pub use error::{RegisterError, WaitError};
 pub use network::{
-    DropReason, Link, NodeChange, NodeId, PacketInfo, SimulatedNetwork, TaskEnd, TraceDetail,
-    TraceEvent, TraceEventKind, TraceLog, TracedTask,
+    DropReason, Link, NodeChange, NodeId, SimulatedNetwork, TaskEnd, TraceDetail, TraceEvent,
+    TraceEventKind, TraceLog, TracedPacket, TracedTask,
 };
 pub use policy::{
     Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Peers, Policy, Reactivity,
@@ -106,6 +108,5 @@ pub use server::{
     NoServer, Registration, Server, ServerGuard, Snapshot, ThreadPoller, Unparker, Wait,
     WaitReport, WaiterId,
 };
-pub use stock::AsyncFd;
-pub use testing::{Deadlock, Simulated, Simulation, VirtualHost, conformance};
+pub use testing::{Deadlock, Simulated, SimulatedHost, Simulation, conformance};
 pub use waiting::{Bursts, Probe, SharedWait, SharedWaiter, Waiter, sleep_thread};

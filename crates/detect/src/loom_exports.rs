@@ -9,15 +9,14 @@ use std::{
 use crate::{
     builtin::{Direction, IoSource, ReadyEvent},
     clock::Instant,
-    detector::{Armed, Blocker, Detector, Ready},
-    engine,
+    detector::{ArmOutcome, Blocker, Detector, Ready},
+    detectors, engine,
     error::WaitError,
     request::{SlotEnd, SlotItem, WaiterKind, slot},
     server::{
         helper, park_state,
         thread_poller::{self, SleepPlace},
     },
-    stock,
     sync::{AtomicU64, AtomicUsize, Ordering},
 };
 
@@ -176,7 +175,7 @@ impl WatchedSource {
     /// The poll's side, then: an event. Returns the wakers to call. Like `PollContext::emit`.
     pub fn emit(&self, readable: ReadyEvent) -> Vec<Waker> {
         let mut woken = Vec::new();
-        let merge = <stock::readiness::Readiness as Detector>::merge;
+        let merge = <detectors::readiness::Readiness as Detector>::merge;
         self.slot.push(readable, 1, merge, &mut woken).expect("readiness merges");
         woken
     }
@@ -328,8 +327,8 @@ impl engine::Engine for Counter {
         None
     }
 
-    fn arm(&mut self, _: &engine::EngineContext<'_>) -> io::Result<Armed> {
-        Ok(Armed::Armed)
+    fn arm(&mut self, _: &engine::EngineContext<'_>) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 
     fn served(&mut self, names: &mut Vec<u64>) {
@@ -392,8 +391,8 @@ impl Named {
         }
     }
 
-    /// The waiter's side, like `EngineWaiter::still_waits`.
-    pub fn still_waits(&self, cx: &Context<'_>, number: Option<u64>) -> bool {
+    /// The waiter's side, like `EngineWaiter::renew_waker`.
+    pub fn renew_waker(&self, cx: &Context<'_>, number: Option<u64>) -> bool {
         number.is_some() && self.0.renew(NAME, number, cx.waker())
     }
 

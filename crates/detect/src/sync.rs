@@ -33,7 +33,7 @@ pub(crate) use std::cell::UnsafeCell;
 pub(crate) use std::sync::atomic::AtomicU16;
 /// For state outside all models.
 use std::sync::atomic::AtomicU64 as RealAtomicU64;
-/// The queue of the detector `stock::channel`, and of a test's triggers: no model covers them.
+/// The queue of the detector `detectors::channel`, and of a test's triggers: no model covers them.
 pub(crate) use std::sync::mpsc;
 #[cfg(not(loom))]
 pub(crate) use std::{

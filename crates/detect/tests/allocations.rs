@@ -19,7 +19,7 @@ use std::{
 
 use vigie_detect::{
     AsyncFd, Detected, Driver, Flavor, Instant, Server, Simulation,
-    stock::{channel::channel, doorbell::doorbell, readiness::Direction},
+    detectors::{channel::channel, doorbell::doorbell, readiness::Direction},
 };
 
 struct Counting;

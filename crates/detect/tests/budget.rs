@@ -14,8 +14,8 @@ use std::{
 
 use tokio::io::{AsyncRead, ReadBuf};
 use vigie_detect::{
-    HostThread, Instant, Server, budget, clock::monotonic_now, net, stock::channel::channel,
-    stock::doorbell::doorbell, stock::readiness::Direction,
+    HostThread, Instant, Server, budget, clock::monotonic_now, detectors::channel::channel,
+    detectors::doorbell::doorbell, detectors::readiness::Direction, net,
 };
 
 struct Count(AtomicUsize);

@@ -17,7 +17,7 @@ use std::{
 use scripted::{Ask, Author, Call, Order, Script, Scripted, register};
 use vigie_detect::{
     Adaptive, Arming, Clock, Detected, Fixed, Frequency, Handle, Instant, Methods, Registration,
-    Simulation, Strategy, WaitError, stock::doorbell::doorbell,
+    Simulation, Strategy, WaitError, detectors::doorbell::doorbell,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);

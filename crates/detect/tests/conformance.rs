@@ -19,7 +19,7 @@ use vigie_detect::{
     conformance::{
         self, EventIdentity, Harness, Hosts, Profile, SetupError, Trigger, Unclaimed, World,
     },
-    stock::{
+    detectors::{
         channel::{Receiver, Sender, channel},
         doorbell::{Button, Doorbell, doorbell},
         readiness::{Direction, IoSource, Readiness, ReadinessRequest, ReadyEvent},
@@ -375,7 +375,7 @@ mod uring {
     use vigie_detect::{
         Registration,
         conformance::Memory,
-        stock::uring::{Completion, Operation, Uring},
+        detectors::uring::{Completion, Operation, Uring},
     };
 
     use super::*;

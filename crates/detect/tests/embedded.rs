@@ -23,8 +23,8 @@ use tokio::{
 use vigie_detect::{
     Flavor, Server, WaitError,
     clock::monotonic_now,
+    detectors::channel::channel,
     net::{TcpListener, TcpStream},
-    stock::channel::channel,
 };
 
 const HANG: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Engine, EngineContext, EngineHost, Instant, Progress, Registration, VirtualClock,
+    ArmOutcome, Engine, EngineContext, EngineHost, Instant, Progress, Registration, VirtualClock,
     WatchedDescriptor,
     conformance::{
         self, EngineHarness, EventIdentity, Hosts, Named, Profile, SetupError, Trigger, World,
@@ -62,8 +62,8 @@ impl Engine for Numbers {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
-        Ok(if self.posted.is_empty() { Armed::Armed } else { Armed::Ready })
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+        Ok(if self.posted.is_empty() { ArmOutcome::Armed } else { ArmOutcome::Ready })
     }
 }
 
@@ -160,12 +160,12 @@ impl Engine for Datagrams {
         None
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         self.receive();
-        Ok(if self.arrived.is_empty() { Armed::Armed } else { Armed::Ready })
+        Ok(if self.arrived.is_empty() { ArmOutcome::Armed } else { ArmOutcome::Ready })
     }
 
-    fn notified(&mut self, _: &[vigie_detect::ReadinessEvent]) {
+    fn notified(&mut self, _: &[vigie_detect::PollerEvent]) {
         self.told += 1;
     }
 
@@ -257,9 +257,9 @@ impl Engine for Alarms {
         Progress::Done
     }
 
-    fn arm(&mut self, context: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, context: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         let is_due = self.wanted.first().is_some_and(|due| *due <= context.now());
-        Ok(if is_due { Armed::Ready } else { Armed::Armed })
+        Ok(if is_due { ArmOutcome::Ready } else { ArmOutcome::Armed })
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -398,12 +398,12 @@ impl Engine for Boxes {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         self.receive();
         Ok(if self.posted.is_empty() && self.served.is_empty() {
-            Armed::Armed
+            ArmOutcome::Armed
         } else {
-            Armed::Ready
+            ArmOutcome::Ready
         })
     }
 

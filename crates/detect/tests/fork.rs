@@ -18,9 +18,10 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, AsyncFd, Detected, Detector, Driver, Engine, EngineContext, EngineHost, Flavor, Handle,
-    Registration, Server, WaitError, net,
-    stock::{channel::channel, doorbell::doorbell, readiness::Direction, signal},
+    ArmOutcome, AsyncFd, Detected, Detector, Driver, Engine, EngineContext, EngineHost, Flavor,
+    Handle, Registration, Server, WaitError,
+    detectors::{channel::channel, doorbell::doorbell, readiness::Direction, signal},
+    net,
 };
 
 use crate::forked::ends_in_fork;
@@ -166,8 +167,8 @@ impl Engine for Mailbox {
         self.0.pop()
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
-        Ok(Armed::Armed)
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 }
 
@@ -197,14 +198,14 @@ fn a_child_knows_the_engines_of_its_parent() {
             let later = mailbox.waiter(1).poll(&cx, |_| Some(()));
             assert!(matches!(later, Poll::Ready(Err(WaitError::ServerClosed))));
             let mut by_name = waiters.take().expect("copied");
-            assert!(!by_name.still_waits(&cx));
+            assert!(!by_name.renew_waker(&cx));
             let ended = by_name.poll(&cx, |_| Some(()));
             assert!(matches!(ended, Poll::Ready(Err(WaitError::ServerClosed))));
             drop((by_name, waiting, mailbox, server));
         })
     });
     assert!(ended, "the child hangs or panics");
-    assert!(waiters.is_some_and(|waiter| waiter.still_waits(&cx)), "it is still the parent's");
+    assert!(waiters.is_some_and(|waiter| waiter.renew_waker(&cx)), "it is still the parent's");
     assert_eq!(mailbox.look(&()), Some(7), "it is still the parent's");
 }
 

@@ -25,10 +25,10 @@ use std::{
 
 use scripted::{Ask, Call, Order, Script, Scripted, Stage, Told, Woken, register};
 use vigie_detect::{
-    AsyncFd, Cancel, Decision, Detected, Fixed, Flavor, Frequency, Handle, HostThread, Instant,
-    Interest, Policy, RegisterError, Registration, Server, Simulation, Situation, Strategy,
-    WaitError,
-    stock::{
+    AsyncFd, CancelOutcome, Decision, Detected, Fixed, Flavor, Frequency, Handle, HostThread,
+    Instant, Interest, Policy, RegisterError, Registration, Server, Simulation, Situation,
+    Strategy, WaitError,
+    detectors::{
         channel::channel,
         doorbell::doorbell,
         readiness::{Direction, ReadinessRequest},
@@ -75,7 +75,7 @@ fn is_closed<T>(result: &Poll<Result<T, WaitError>>) -> bool {
     matches!(result, Poll::Ready(Err(WaitError::ServerClosed)))
 }
 
-fn script(cancel: Cancel) -> Script {
+fn script(cancel: CancelOutcome) -> Script {
     Script { cancel, ..Script::default() }
 }
 
@@ -88,7 +88,7 @@ mod requests {
     fn a_future_may_be_dropped_after_any_poll() {
         let mut stage = Stage::new();
         let (author, handle) =
-            register(&stage.server, script(Cancel::Released), named()).expect("a handle");
+            register(&stage.server, script(CancelOutcome::Released), named()).expect("a handle");
         let drops = Arc::new(AtomicUsize::new(0));
         let mut id = 0;
         for polls in 0..4 {
@@ -187,7 +187,8 @@ mod requests {
         let mut stage = Stage::new();
         let registration = named().max_pending(2);
         let (author, handle) =
-            register(&stage.server, script(Cancel::InFlight), registration).expect("a handle");
+            register(&stage.server, script(CancelOutcome::InFlight), registration)
+                .expect("a handle");
         for id in 0..2 {
             let mut wait = handle.wait(Ask::new(id));
             assert!(stage.poll(&mut wait).is_pending());
@@ -211,7 +212,7 @@ mod requests {
             }
         }
         against_hang(|| {
-            for cancel in [Cancel::Released, Cancel::InFlight] {
+            for cancel in [CancelOutcome::Released, CancelOutcome::InFlight] {
                 let mut stage = Stage::new();
                 let (author, handle) =
                     register(&stage.server, script(cancel), named()).expect("a handle");
@@ -250,7 +251,7 @@ mod requests {
                 assert_eq!(drops.swap(0, Ordering::SeqCst), 4);
 
                 // The end of the server.
-                author.script().cancel = Cancel::Released;
+                author.script().cancel = CancelOutcome::Released;
                 let mut wait = handle.wait(Ask::owning(4, curious()));
                 assert!(stage.poll(&mut wait).is_pending());
                 stage.server.shutdown();
@@ -292,7 +293,8 @@ mod requests {
         let every = Frequency::Switches(1);
         let registration = named().policy(Fixed(Strategy::CheckEach { every }));
         let (author, handle) =
-            register(&stage.server, script(Cancel::InFlight), registration).expect("a handle");
+            register(&stage.server, script(CancelOutcome::InFlight), registration)
+                .expect("a handle");
         let drops = Arc::new(AtomicUsize::new(0));
         let mut wait = handle.wait(Ask::owning(1, Dropped(Arc::clone(&drops))));
         assert!(stage.poll(&mut wait).is_pending());
@@ -360,7 +362,7 @@ mod handles {
     fn the_last_handle_may_go_with_requests_in_flight() {
         let mut stage = Stage::new();
         let (author, handle) =
-            register(&stage.server, script(Cancel::InFlight), named()).expect("a handle");
+            register(&stage.server, script(CancelOutcome::InFlight), named()).expect("a handle");
         let drops = Arc::new(AtomicUsize::new(0));
         let mut wait = handle.wait_owned(Ask::owning(1, Dropped(Arc::clone(&drops))));
         assert!(stage.poll(&mut wait).is_pending());
@@ -416,7 +418,7 @@ mod handles {
     #[test]
     fn a_leaked_wait_is_only_leaked() {
         let mut stage = Stage::new();
-        for cancel in [Cancel::Released, Cancel::InFlight] {
+        for cancel in [CancelOutcome::Released, CancelOutcome::InFlight] {
             let (author, handle) =
                 register(&stage.server, script(cancel), named()).expect("a handle");
             let mut wait = handle.wait(Ask::new(1));
@@ -541,7 +543,8 @@ mod servers {
         for completes in [true, false] {
             let mut stage = Stage::new();
             let (author, handle) =
-                register(&stage.server, script(Cancel::InFlight), named()).expect("a handle");
+                register(&stage.server, script(CancelOutcome::InFlight), named())
+                    .expect("a handle");
             let drops = Arc::new(AtomicUsize::new(0));
             let mut pending = handle.wait(Ask::owning(1, Dropped(Arc::clone(&drops))));
             let mut gone = handle.wait(Ask::owning(2, Dropped(Arc::clone(&drops))));
@@ -550,7 +553,7 @@ mod servers {
             drop(gone);
             stage.step();
             // A detector that has forgotten a cancelled request would answer so now.
-            author.script().cancel = Cancel::InFlight;
+            author.script().cancel = CancelOutcome::InFlight;
             if completes {
                 author.script().orders.extend([Order::Finish(1), Order::Complete(2, 2)]);
             }
@@ -570,7 +573,7 @@ mod servers {
     fn shutdown_groups_before_it_polls() {
         let stage = Stage::new();
         let (author, handle) =
-            register(&stage.server, script(Cancel::InFlight), named()).expect("a handle");
+            register(&stage.server, script(CancelOutcome::InFlight), named()).expect("a handle");
         let mut wait = handle.wait(Ask::new(1));
         assert!(stage.poll(&mut wait).is_pending());
         author.script().orders.push_back(Order::Finish(1));

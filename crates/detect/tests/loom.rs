@@ -556,7 +556,7 @@ mod readiness {
     }
 
     impl Announced for Readiness {
-        type Seen = vigie_detect::stock::readiness::ReadyEvent;
+        type Seen = vigie_detect::detectors::readiness::ReadyEvent;
         fn new() -> Self {
             Self::new()
         }

@@ -18,7 +18,7 @@ use std::{
 use proptest::prelude::*;
 use scripted::{Ask, Author, Order, Script, Scripted, Woken, register};
 use vigie_detect::{
-    Cancel, Driver, EventStream, Handle, Mode, Registration, Simulation, Wait, WaitError,
+    CancelOutcome, Driver, EventStream, Handle, Mode, Registration, Simulation, Wait, WaitError,
 };
 
 /// The bound on the events of a stream, and on requests.
@@ -117,7 +117,7 @@ struct World {
     orders: VecDeque<Order>,
     refused: Vec<(u64, u64)>,
     unclaimed: Vec<u64>,
-    cancel: Cancel,
+    cancel: CancelOutcome,
     drops: Arc<AtomicUsize>,
     made: usize,
     next_value: u64,
@@ -141,7 +141,7 @@ impl World {
             orders: VecDeque::new(),
             refused: Vec::new(),
             unclaimed: Vec::new(),
-            cancel: Cancel::Released,
+            cancel: CancelOutcome::Released,
             drops: Arc::default(),
             made: 0,
             next_value: 1000,
@@ -173,7 +173,8 @@ impl World {
                 }
             }
             Step::Cancelling(is_in_flight) => {
-                self.cancel = if is_in_flight { Cancel::InFlight } else { Cancel::Released };
+                self.cancel =
+                    if is_in_flight { CancelOutcome::InFlight } else { CancelOutcome::Released };
                 self.author.script().cancel = self.cancel;
             }
         }
@@ -337,7 +338,7 @@ impl World {
         self.unclaimed.extend(model.events.drain(..).rev());
         model.is_live = false;
         model.is_waiting = false;
-        if model.is_known && cancel == Cancel::Released {
+        if model.is_known && cancel == CancelOutcome::Released {
             model.is_known = false;
         }
         self.live.remove(&id);
@@ -363,7 +364,7 @@ impl World {
     fn end(mut self, is_shut_down: bool) {
         if is_shut_down {
             self.round();
-            self.author.script().cancel = Cancel::Released;
+            self.author.script().cancel = CancelOutcome::Released;
             self.author.script().orders.clear();
             // Requests already in flight complete now, or would be leaked.
             let cancelling: Vec<u64> = self

@@ -32,11 +32,11 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadBuf};
 use vigie_detect::{
     Adaptive, AsyncFd, Flavor, HostThread, Interest, Reactivity, Server, WaitError,
+    detectors::readiness::{Direction, ReadinessRequest},
     net::{
         Stream, StreamSocket, TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener,
         UnixStream,
     },
-    stock::readiness::{Direction, ReadinessRequest},
 };
 
 use crate::kit::{

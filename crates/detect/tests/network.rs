@@ -27,7 +27,7 @@ fn simulate_recorded<F: Future>(
     let network = simulation.network().clone();
     let node = network.node("main").expect("the first node");
     network.link(node, node, link);
-    network.log().record(TraceDetail::Events, 1 << 20);
+    network.log().start_recording(TraceDetail::Events, 1 << 20);
     let future = make(network);
     let entered = simulation.server().clone();
     let _entered = entered.enter();
@@ -423,7 +423,7 @@ fn an_ack_waits_for_company() {
     let network = simulation.network().clone();
     let node = network.node("main").expect("the first node");
     network.link(node, node, steady());
-    network.log().record(TraceDetail::Events, 10_000);
+    network.log().start_recording(TraceDetail::Events, 10_000);
     let server = simulation.server().clone();
     let _entered = server.enter();
     let acks = |since: Instant| -> Vec<Duration> {

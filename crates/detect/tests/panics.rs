@@ -15,10 +15,11 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Cancel, Detected, Detector, Driver, DriverHandle, Emitted, Fixed, Flavor, Frequency,
-    Handle, Instant, Interest, Key, Methods, Mode, Notifier, Pending, PollContext, ReadinessEvent,
-    RegisterError, Registration, Server, Strategy, Submitted, WaitError,
-    stock::doorbell::{Button, Doorbell, doorbell},
+    ArmOutcome, CancelOutcome, Detected, Detector, Driver, DriverHandle, EmitOutcome, Fixed,
+    Flavor, Frequency, Handle, Instant, Interest, Key, Methods, Mode, Notifier, Pending,
+    PollContext, PollerEvent, RegisterError, Registration, Server, Strategy, SubmitOutcome,
+    WaitError,
+    detectors::doorbell::{Button, Doorbell, doorbell},
 };
 
 /// Where the detector panics.
@@ -93,11 +94,11 @@ impl Detector for Fragile {
         Ok(())
     }
 
-    fn submit(&mut self, _: Key, request: &mut u32, _: Mode) -> Submitted<Number> {
+    fn submit(&mut self, _: Key, request: &mut u32, _: Mode) -> SubmitOutcome<Number> {
         if *request == BAD {
             self.trip(Place::Submit);
         }
-        Submitted::Pending
+        SubmitOutcome::Pending
     }
 
     fn check(&mut self, _: Key, request: &mut u32) -> Option<Number> {
@@ -128,28 +129,28 @@ impl Detector for Fragile {
             drop(queue);
             let number = Number(if self.place == Place::Merge { BAD } else { number });
             match context.emit(key, number) {
-                Emitted::Kept | Emitted::Ended => {}
-                Emitted::Full(_) | Emitted::Gone(_) => return,
+                EmitOutcome::Kept | EmitOutcome::Ended => {}
+                EmitOutcome::Full(_) | EmitOutcome::Gone(_) => return,
             }
         }
     }
 
-    fn notified(&mut self, ready_events: &[ReadinessEvent], context: &mut PollContext<'_, Self>) {
+    fn notified(&mut self, ready_events: &[PollerEvent], context: &mut PollContext<'_, Self>) {
         assert!(ready_events.iter().all(|ready_event| ready_event.key == 7));
         self.trip(Place::Notified);
         self.poll(context);
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         self.trip(Place::Arm);
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
-    fn cancel(&mut self, _: Key, request: &mut u32) -> Cancel {
+    fn cancel(&mut self, _: Key, request: &mut u32) -> CancelOutcome {
         if *request == BAD {
             self.trip(Place::Cancel);
         }
-        Cancel::Released
+        CancelOutcome::Released
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -12,8 +12,8 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Arming, Cancel, Detector, DriverHandle, Emitted, Handle, Instant, Key, Methods, Mode,
-    Notifier, PollContext, Registration, Submitted, VirtualClock,
+    ArmOutcome, Arming, CancelOutcome, Detector, DriverHandle, EmitOutcome, Handle, Instant, Key,
+    Methods, Mode, Notifier, PollContext, Registration, SubmitOutcome, VirtualClock,
     conformance::{
         EventIdentity, Harness, Hosts, Memory, Profile, Rule, SetupError, SuiteConfig, Trigger,
         Unclaimed, Violation, World, check_with,
@@ -113,7 +113,7 @@ mod mailbox {
             Ok(())
         }
 
-        fn submit(&mut self, key: Key, (): &mut (), mode: Mode) -> Submitted<usize> {
+        fn submit(&mut self, key: Key, (): &mut (), mode: Mode) -> SubmitOutcome<usize> {
             let mut letters = lock(&self.letters);
             let first = match self.fault {
                 Fault::ForgetsWhatWasBefore if letters.waiting == 0 => {
@@ -128,7 +128,7 @@ mod mailbox {
                 letters.waiting += 1;
                 self.waiters.push_back(key);
             }
-            first.map_or(Submitted::Pending, Submitted::Ready)
+            first.map_or(SubmitOutcome::Pending, SubmitOutcome::Ready)
         }
 
         fn poll(&mut self, context: &mut PollContext<'_, Self>) {
@@ -148,42 +148,42 @@ mod mailbox {
                 assert!(self.fault != Fault::Panics || self.finds < 3, "the third letter");
                 let emitted = if self.fault == Fault::EndsStreams {
                     context.complete(key, letter);
-                    Emitted::Ended
+                    EmitOutcome::Ended
                 } else {
                     context.emit(key, letter)
                 };
                 match emitted {
-                    Emitted::Kept => {}
-                    Emitted::Ended => {
+                    EmitOutcome::Kept => {}
+                    EmitOutcome::Ended => {
                         self.waiters.pop_front();
                         lock(&self.letters).waiting -= 1;
                     }
-                    Emitted::Full(letter) => {
+                    EmitOutcome::Full(letter) => {
                         if self.fault != Fault::DropsWhenFull {
                             self.put_back(letter);
                         }
                         return;
                     }
                     // A fault: no one reads the cancelled request's event.
-                    Emitted::Gone(_) => {
+                    EmitOutcome::Gone(_) => {
                         self.waiters.pop_front();
                     }
                 }
             }
         }
 
-        fn arm(&mut self) -> io::Result<Armed> {
+        fn arm(&mut self) -> io::Result<ArmOutcome> {
             let mut letters = lock(&self.letters);
             letters.is_armed = self.fault != Fault::NeverArms;
-            Ok(Armed::Armed)
+            Ok(ArmOutcome::Armed)
         }
 
-        fn cancel(&mut self, key: Key, (): &mut ()) -> Cancel {
+        fn cancel(&mut self, key: Key, (): &mut ()) -> CancelOutcome {
             if self.fault != Fault::ServesTheCancelled {
                 self.waiters.retain(|&waiter| waiter != key);
             }
             lock(&self.letters).waiting -= 1;
-            Cancel::Released
+            CancelOutcome::Released
         }
 
         fn unclaimed(&mut self, letter: usize) -> Option<usize> {
@@ -369,7 +369,7 @@ mod device {
             Ok(())
         }
 
-        fn submit(&mut self, key: Key, canary: &mut Canary, _: Mode) -> Submitted<usize> {
+        fn submit(&mut self, key: Key, canary: &mut Canary, _: Mode) -> SubmitOutcome<usize> {
             lock(&self.canaries).in_flight.insert(canary.index);
             self.places.insert(key.index(), key);
             let mut queues = lock(&self.queues);
@@ -377,10 +377,10 @@ mod device {
             if queues.happened.contains(&canary.index) {
                 complete(&mut queues, &self.canaries, canary.index);
                 if self.fault != Fault::AsksForNoPoll {
-                    return Submitted::Queued;
+                    return SubmitOutcome::Queued;
                 }
             }
-            Submitted::Pending
+            SubmitOutcome::Pending
         }
 
         fn poll(&mut self, context: &mut PollContext<'_, Self>) {
@@ -411,16 +411,16 @@ mod device {
             }
         }
 
-        fn cancel(&mut self, key: Key, canary: &mut Canary) -> Cancel {
+        fn cancel(&mut self, key: Key, canary: &mut Canary) -> CancelOutcome {
             let queues = lock(&self.queues);
             let is_in_flight = queues.posted.contains_key(&canary.index)
                 || queues.completions.iter().any(|&(_, completed)| completed == key);
             self.cancelled.insert(key);
             let is_end = self.fault == Fault::FreesAtTheEnd && self.cancelled.len() > 2;
             match self.fault {
-                Fault::FreesInFlight | Fault::TakesStaleKeys => Cancel::Released,
-                _ if is_end || !is_in_flight => Cancel::Released,
-                _ => Cancel::InFlight,
+                Fault::FreesInFlight | Fault::TakesStaleKeys => CancelOutcome::Released,
+                _ if is_end || !is_in_flight => CancelOutcome::Released,
+                _ => CancelOutcome::InFlight,
             }
         }
     }
@@ -534,9 +534,9 @@ mod alarm {
             Arming::Permanent
         }
 
-        fn submit(&mut self, key: Key, due: &mut Instant, _: Mode) -> Submitted<()> {
+        fn submit(&mut self, key: Key, due: &mut Instant, _: Mode) -> SubmitOutcome<()> {
             self.due.insert((*due, key));
-            Submitted::Queued
+            SubmitOutcome::Queued
         }
 
         fn poll(&mut self, context: &mut PollContext<'_, Self>) {
@@ -554,9 +554,9 @@ mod alarm {
             }
         }
 
-        fn cancel(&mut self, key: Key, due: &mut Instant) -> Cancel {
+        fn cancel(&mut self, key: Key, due: &mut Instant) -> CancelOutcome {
             self.due.remove(&(*due, key));
-            Cancel::Released
+            CancelOutcome::Released
         }
 
         fn next_deadline(&self) -> Option<Instant> {

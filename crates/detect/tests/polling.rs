@@ -16,7 +16,7 @@ use std::{
 
 use vigie_detect::{
     Detected, Fixed, Flavor, Frequency, Interest, Server, Strategy,
-    stock::readiness::{Direction, ReadinessRequest},
+    detectors::readiness::{Direction, ReadinessRequest},
 };
 
 use crate::kit::guard::against_hang;

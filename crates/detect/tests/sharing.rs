@@ -12,9 +12,9 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Cancel, Detected, Detector, Driver, DriverHandle, Flavor, Instant, Interest, Key,
-    Methods, Mode, PollContext, Registration, Server, Submitted,
-    stock::readiness::{Direction, ReadinessRequest},
+    ArmOutcome, CancelOutcome, Detected, Detector, Driver, DriverHandle, Flavor, Instant, Interest,
+    Key, Methods, Mode, PollContext, Registration, Server, SubmitOutcome,
+    detectors::readiness::{Direction, ReadinessRequest},
 };
 
 /// How long a test waits for operations that must not hang.
@@ -196,10 +196,10 @@ impl Detector for Mailbox {
         driver.watch(self.notifier.as_fd(), 0, Interest::Readable)
     }
 
-    fn submit(&mut self, key: Key, deadline: &mut Option<Instant>, _: Mode) -> Submitted<()> {
+    fn submit(&mut self, key: Key, deadline: &mut Option<Instant>, _: Mode) -> SubmitOutcome<()> {
         self.deadline = self.deadline.or(*deadline);
         self.readers.push(key);
-        Submitted::Pending
+        SubmitOutcome::Pending
     }
 
     fn poll(&mut self, round: &mut PollContext<'_, Self>) {
@@ -214,16 +214,16 @@ impl Detector for Mailbox {
         }
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         let mut letters = self.letters.lock().expect("no panic");
         letters.is_armed = letters.count == 0;
         self.was_armed_now = letters.is_armed;
-        Ok(if letters.is_armed { Armed::Armed } else { Armed::Ready })
+        Ok(if letters.is_armed { ArmOutcome::Armed } else { ArmOutcome::Ready })
     }
 
-    fn cancel(&mut self, key: Key, _: &mut Option<Instant>) -> Cancel {
+    fn cancel(&mut self, key: Key, _: &mut Option<Instant>) -> CancelOutcome {
         self.readers.retain(|&reader| reader != key);
-        Cancel::Released
+        CancelOutcome::Released
     }
 
     fn next_deadline(&self) -> Option<Instant> {

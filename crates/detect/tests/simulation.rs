@@ -21,9 +21,9 @@ use std::{
 
 use scripted::{Ask, Call, Order, Script, register};
 use vigie_detect::{
-    Adaptive, Armed, Arming, Clock, Detected, Engine, EngineContext, EngineHost, Fixed, Frequency,
-    Instant, Methods, Notifier, Progress, Registration, Simulation, Strategy, VirtualClock,
-    WaitError, stock::doorbell::doorbell,
+    Adaptive, ArmOutcome, Arming, Clock, Detected, Engine, EngineContext, EngineHost, Fixed,
+    Frequency, Instant, Methods, Notifier, Progress, Registration, Simulation, Strategy,
+    VirtualClock, WaitError, detectors::doorbell::doorbell,
 };
 
 const fn micros(count: u64) -> Duration {
@@ -619,13 +619,13 @@ impl Engine for Passing {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         if self.is_late {
             self.pass();
         } else if self.has_it() && self.index > 0 {
-            return Ok(Armed::Ready);
+            return Ok(ArmOutcome::Ready);
         }
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
     fn attach(&mut self, bell: Notifier) -> io::Result<()> {
@@ -652,7 +652,7 @@ fn notifications_take_no_time() {
                     EngineHost::new(&server, passing, registration).expect("a host")
                 })
                 .collect();
-            hosts.iter().for_each(|host| host.keep_running().expect("a server"));
+            hosts.iter().for_each(|host| host.run_in_background().expect("a server"));
             let timers = server.timers().clone();
             let found = simulation.block_on(async move {
                 timers.wait(Instant::from_nanos(1_000_000)).await.expect("a server");

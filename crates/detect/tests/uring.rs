@@ -19,9 +19,9 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Detector, Driver, Flavor, Handle, HostThread, Key, Mode, RegisterError, Registration,
-    Server, Submitted, WaitError,
-    stock::uring::{
+    ArmOutcome, Detector, Driver, Flavor, Handle, HostThread, Key, Mode, RegisterError,
+    Registration, Server, SubmitOutcome, WaitError,
+    detectors::uring::{
         Completion, Missing, Operation, Uring, UringBuilder, UringStatistics, UringUnavailable,
     },
 };
@@ -595,12 +595,12 @@ fn a_detector_without_a_server_leaks_rather_than_frees() {
     let (near, mut far) = pair();
     let key = Key::from_bits(7);
     let mut request = Operation::send_all(near, pattern(2_000_000));
-    assert!(matches!(uring.submit(key, &mut request, Mode::Once), Submitted::Queued));
+    assert!(matches!(uring.submit(key, &mut request, Mode::Once), SubmitOutcome::Queued));
     drop(request);
     let mut again = Operation::send_all(pair().0, vec![1]);
     let refused = uring.submit(key, &mut again, Mode::Once);
-    assert!(matches!(refused, Submitted::Ready(Completion::Transferred(_))));
-    assert!(matches!(uring.arm(), Ok(Armed::Armed | Armed::Ready)));
+    assert!(matches!(refused, SubmitOutcome::Ready(Completion::Transferred(_))));
+    assert!(matches!(uring.arm(), Ok(ArmOutcome::Armed | ArmOutcome::Ready)));
     assert_eq!(uring.statistics().in_flight, 1);
     drop(uring);
     let mut prefix = Vec::new();

@@ -26,7 +26,7 @@ use vigie_forward::{
     Sees, StageModel,
     host::{self, AsyncForwarder, Forwarder, HostEvent, Segments},
     packet::{Packet, Port, Tag, Verified},
-    pipeline::{OnFull, Pipeline, PipelineBuilder, Reason, Stage, Verdict},
+    pipeline::{DropReason, OnFull, Pipeline, PipelineBuilder, Stage, Verdict},
     stages::{Mirror, Rewrite, StageFn},
 };
 use vigie_via::link::{BackEnd, Checksum, EtherType, Link, LinkBuilder, LinkEvent, MacAddress};
@@ -66,7 +66,7 @@ fn until(what: &str, mut step: impl FnMut() -> bool) {
 /// Sends everything to the other port.
 fn cross() -> impl Stage {
     let model = StageModel::new("cross").sees(Sees::Header);
-    StageFn::new(model, |packet: &mut Packet, _| Verdict::Send(Port(1 - packet.ingress().0)))
+    StageFn::new(model, |packet: &mut Packet, _| Verdict::SetEgress(Port(1 - packet.ingress().0)))
 }
 
 fn link(name: &str, back_end: BackEnd) -> LinkBuilder {
@@ -250,7 +250,7 @@ fn interfaces_come_and_go() {
         let (mut a, mut b) = (end("a0"), end("b0"));
         frames_pass(&mut forwarder, &mut a, &mut b);
         let on_1 = |wanted: LinkEvent| move |event: &HostEvent| matches!(event, HostEvent::Link(Port(1), is) if *is == wanted);
-        let lose = |forwarder: &mut Forwarder, a: &mut Link, reason: Reason, length: usize| {
+        let lose = |forwarder: &mut Forwarder, a: &mut Link, reason: DropReason, length: usize| {
             let before = forwarder.counters().snapshot().of(reason);
             a.send_frame(&frame(1, length)).expect("room");
             a.flush().expect("sent");
@@ -261,7 +261,7 @@ fn interfaces_come_and_go() {
         };
         ip("link set b1 down");
         await_event(&mut forwarder, on_1(LinkEvent::Down));
-        lose(&mut forwarder, &mut a, Reason::Down, 60);
+        lose(&mut forwarder, &mut a, DropReason::Down, 60);
         ip("link set b1 up");
         await_event(&mut forwarder, on_1(LinkEvent::Up));
         let mut b = {
@@ -270,8 +270,8 @@ fn interfaces_come_and_go() {
         };
         frames_pass(&mut forwarder, &mut a, &mut b);
         ip("link set b1 mtu 600");
-        await_event(&mut forwarder, on_1(LinkEvent::Mtu(600)));
-        lose(&mut forwarder, &mut a, Reason::TooLong, 615);
+        await_event(&mut forwarder, on_1(LinkEvent::MtuChanged(600)));
+        lose(&mut forwarder, &mut a, DropReason::TooLong, 615);
         for name in ["a0", "a1", "b0", "b1"] {
             ip(&format!("link set {name} mtu 9000"));
         }
@@ -286,7 +286,7 @@ fn interfaces_come_and_go() {
         });
         ip("link del b0");
         await_event(&mut forwarder, on_1(LinkEvent::Removed));
-        lose(&mut forwarder, &mut a, Reason::Gone, 60);
+        lose(&mut forwarder, &mut a, DropReason::Gone, 60);
         ip("link add b0 type veth peer name b1");
         ip("link set b0 up");
         ip("link set b1 up");
@@ -445,7 +445,7 @@ fn checking() -> PipelineBuilder {
     let model = StageModel::new("checks").sees(Sees::Everything);
     let checks = StageFn::new(model, |packet: &mut Packet, _| {
         if packet.verify() == Ok(Verified::Wrong) {
-            Verdict::Drop(Reason::ChecksumWrong)
+            Verdict::Drop(DropReason::ChecksumWrong)
         } else {
             Verdict::Pass
         }
@@ -474,7 +474,7 @@ fn tcp_passes_with_what_its_sender_left_undone() {
         let forwarder = a_stream_passes(test, forwarder);
         let counted = forwarder.counters().snapshot();
         let (checksum, segments) =
-            (counted.of(Reason::ChecksumWrong), counted.of(Reason::Segments));
+            (counted.of(DropReason::ChecksumWrong), counted.of(DropReason::Segments));
         assert_eq!((checksum, segments), (0, 0), "{counted}");
         assert!(counted.sent.packets > counted.received.packets, "something was cut: {counted}");
     });
@@ -492,7 +492,7 @@ fn tcp_passes_over_af_xdp() {
         make_wires();
         let forwarder = a_stream_passes(test, forwarder(checking(), BackEnd::Xdp));
         let counted = forwarder.counters().snapshot();
-        assert_eq!(counted.of(Reason::ChecksumWrong), 0, "{counted}");
+        assert_eq!(counted.of(DropReason::ChecksumWrong), 0, "{counted}");
     });
 }
 
@@ -513,7 +513,7 @@ fn uncut_segments_are_refused_and_counted() {
                 forwarder.tick(monotonic_now());
             }
             let counted = forwarder.counters().snapshot();
-            counted.of(Reason::Segments) > 2 && counted.sent.packets > 6
+            counted.of(DropReason::Segments) > 2 && counted.sent.packets > 6
         });
         drop(talk);
     });
@@ -587,6 +587,6 @@ fn left_out_checksums_are_told_by_the_kernel() {
         let (frame, checksum) = seen.expect("seen");
         assert_ne!(checksum, Checksum::Missing);
         assert_eq!(Packet::new(Port(0), &frame).verify(), Ok(Verified::Right));
-        assert_eq!(forwarder.counters().snapshot().of(Reason::ChecksumWrong), 0);
+        assert_eq!(forwarder.counters().snapshot().of(DropReason::ChecksumWrong), 0);
     });
 }

@@ -16,8 +16,8 @@ use std::time::Duration;
 use vigie_detect::clock::monotonic_now;
 use vigie_detect::{Clock, Instant, Reactivity};
 use vigie_forward::messages::{
-    Basic, Busy, Finished, Forwarder, ForwarderReport, MessageVerdict, MessagesError, NodeConfig,
-    Sink, SinkEvent, Source, algorithm_fn,
+    Basic, Busy, DeliveryReport, Forwarder, ForwarderReport, MessageVerdict, MessagesError,
+    NodeConfig, Sink, SinkEvent, Source, algorithm_fn,
 };
 use vigie_forward::{Bandwidth, Path, Sees};
 use vigie_via::shm::Shm;
@@ -78,7 +78,7 @@ fn through<P: Provider>(
     config: &NodeConfig,
     path: Path,
     sent: &[Vec<u8>],
-) -> (Vec<Vec<u8>>, Finished, ForwarderReport) {
+) -> (Vec<Vec<u8>>, DeliveryReport, ForwarderReport) {
     let (address, sink) = sink_on_a_thread(nic(), config.clone());
     let stamp = algorithm_fn(Sees::Header, |envelope, bytes: &mut [u8]| {
         envelope.set_tag(envelope.tag().rotate_left(8));

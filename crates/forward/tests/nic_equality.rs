@@ -16,7 +16,7 @@ use vigie_forward::{
     bpf::{AttachMode, PacketBuffer},
     nic::{Emulator, EmulatorError, EmulatorVerdict, NicConfig, NicCounters},
     packet::{Packet, Port},
-    pipeline::{Offload, Reason, Stage, StockStage},
+    pipeline::{BuiltinStage, DropReason, Offload, Stage},
     stages::{Nat, NatRule},
     tables::{NatEndpoint, NatFlow, NatTable, NatTuple},
 };
@@ -27,8 +27,8 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
 }
 
-fn has(stages: &[Box<dyn Stage>], what: impl Fn(&StockStage<'_>) -> bool) -> bool {
-    stages.iter().any(|stage| matches!(stage.offload(), Offload::Stock(stock) if what(&stock)))
+fn has(stages: &[Box<dyn Stage>], what: impl Fn(&BuiltinStage<'_>) -> bool) -> bool {
+    stages.iter().any(|stage| matches!(stage.offload(), Offload::Builtin(stock) if what(&stock)))
 }
 
 /// The outcomes so far, so that a test that covers nothing fails.
@@ -42,13 +42,13 @@ struct Seen {
     went_up: u64,
     translated: u64,
     fragmented: u64,
-    dropped: std::collections::BTreeMap<Reason, u64>,
+    dropped: std::collections::BTreeMap<DropReason, u64>,
 }
 
 /// The reason counted between two times.
-fn reason(before: &NicCounters, after: &NicCounters) -> Option<Reason> {
-    let differs = |reason: &&Reason| before.traffic.of(**reason) != after.traffic.of(**reason);
-    Reason::ALL.iter().find(differs).copied()
+fn reason(before: &NicCounters, after: &NicCounters) -> Option<DropReason> {
+    let differs = |reason: &&DropReason| before.traffic.of(**reason) != after.traffic.of(**reason);
+    DropReason::ALL.iter().find(differs).copied()
 }
 
 /// Compares one packet. Returns whether both sides saw the same time, including meters.
@@ -58,7 +58,7 @@ fn compare(
     (ingress, frame, now, default_port): (Port, &[u8], Instant, Option<Port>),
     seen: &mut Seen,
 ) -> Result<bool, String> {
-    let translates = has(host, |stock| matches!(stock, StockStage::Nat(_)));
+    let translates = has(host, |stock| matches!(stock, BuiltinStage::Nat(_)));
     let before = emulator.counters().expect("counters");
     let mut packet = PacketBuffer::new(frame);
     let verdict = emulator.process(ingress, &mut packet, now).map_err(|error| error.to_string())?;
@@ -79,7 +79,7 @@ fn compare(
             if !may_go_up(frame, translates) && !made.needs_host {
                 return Err(format!("it went up: {}", said()));
             }
-            return Ok(!has(host, |stock| matches!(stock, StockStage::Meter(_))));
+            return Ok(!has(host, |stock| matches!(stock, BuiltinStage::Meter(_))));
         }
         EmulatorVerdict::Sent { port: to, copy: with } => {
             seen.sent += 1;
@@ -177,17 +177,17 @@ fn programs_do_what_stages_do() {
         "{seen:?}"
     );
     for reason in [
-        Reason::Malformed,
-        Reason::NotIp,
-        Reason::TtlExpired,
-        Reason::Filtered,
-        Reason::Metered,
-        Reason::NoRoute,
-        Reason::NoNeighbour,
-        Reason::NoPort,
-        Reason::TooLong,
-        Reason::ChecksumWrong,
-        Reason::Martian,
+        DropReason::Malformed,
+        DropReason::NotIp,
+        DropReason::TtlExpired,
+        DropReason::Filtered,
+        DropReason::Metered,
+        DropReason::NoRoute,
+        DropReason::NoNeighbour,
+        DropReason::NoPort,
+        DropReason::TooLong,
+        DropReason::ChecksumWrong,
+        DropReason::Martian,
     ] {
         assert!(seen.dropped.contains_key(&reason), "no packet was dropped: {reason}; {seen:?}");
     }

@@ -25,7 +25,7 @@ use vigie_forward::{
         FollowError, NicConfig, NicCounters, NicError, NicPipeline, NicPipelineBuilder, PassAll,
     },
     packet::{Packet, Port},
-    pipeline::{Offload, Reason, Stage, StockStage},
+    pipeline::{BuiltinStage, DropReason, Offload, Stage},
     stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
     tables::{Fib, Interface, NatTable, Route},
 };
@@ -41,13 +41,13 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
 }
 
-fn has(stages: &[Box<dyn Stage>], what: impl Fn(&StockStage<'_>) -> bool) -> bool {
-    stages.iter().any(|stage| matches!(stage.offload(), Offload::Stock(stock) if what(&stock)))
+fn has(stages: &[Box<dyn Stage>], what: impl Fn(&BuiltinStage<'_>) -> bool) -> bool {
+    stages.iter().any(|stage| matches!(stage.offload(), Offload::Builtin(stock) if what(&stock)))
 }
 
-fn reason(before: &NicCounters, after: &NicCounters) -> Option<Reason> {
-    let differs = |reason: &&Reason| before.traffic.of(**reason) != after.traffic.of(**reason);
-    Reason::ALL.iter().find(differs).copied()
+fn reason(before: &NicCounters, after: &NicCounters) -> Option<DropReason> {
+    let differs = |reason: &&DropReason| before.traffic.of(**reason) != after.traffic.of(**reason);
+    DropReason::ALL.iter().find(differs).copied()
 }
 
 /// Three interfaces, for ports 0 to 2.
@@ -89,7 +89,7 @@ fn compare_in_kernel(seed: u64, place: AttachMode, interfaces: [u32; 3], seen: &
     };
     let (mut host, fib) = stages(seed);
     // Its time is the kernel's own.
-    if has(&host, |stock| matches!(stock, StockStage::Meter(_))) {
+    if has(&host, |stock| matches!(stock, BuiltinStage::Meter(_))) {
         return;
     }
     let mut builder = NicPipeline::builder().config(small()).attach_modes(&[place]);
@@ -102,8 +102,8 @@ fn compare_in_kernel(seed: u64, place: AttachMode, interfaces: [u32; 3], seen: &
         Err(error) => panic!("pipeline {seed}: {error}"),
     };
     seen.pipelines += 1;
-    let translates = has(&host, |stock| matches!(stock, StockStage::Nat(_)));
-    let copies = has(&host, |stock| matches!(stock, StockStage::Mirror(_)));
+    let translates = has(&host, |stock| matches!(stock, BuiltinStage::Nat(_)));
+    let copies = has(&host, |stock| matches!(stock, BuiltinStage::Mirror(_)));
     let mut rng = Rng::with_seed(seed ^ 0x5eed);
     for number in 0..60 {
         let frame = frame(&mut rng);
@@ -350,7 +350,12 @@ fn datagrams_are_routed() {
         let fib = router();
         let stages: [&dyn Stage; 2] = [&Ttl::new(), &RouteStage::new(fib.clone())];
         for place in AttachMode::ALL {
-            let up = [Reason::NotIp, Reason::NoRoute, Reason::NoNeighbour, Reason::TtlExpired];
+            let up = [
+                DropReason::NotIp,
+                DropReason::NoRoute,
+                DropReason::NoNeighbour,
+                DropReason::TtlExpired,
+            ];
             let builder = Line::nic(NicConfig::new().pass_up(&up)).attach_modes(&[place]);
             let nic = builder.start(&stages).unwrap_or_else(|error| panic!("{place}: {error}"));
             assert_eq!(nic.attach_mode(Port(0)), Some(place));
@@ -448,7 +453,7 @@ fn interfaces_go_and_maps_fill() {
         nic.close(Port(1)).expect("closed");
         send();
         run("sleep 0.1");
-        assert_eq!(dropped(&nic, Reason::Gone), 1);
+        assert_eq!(dropped(&nic, DropReason::Gone), 1);
         nic.open(Port(1)).expect("open");
         assert!(line.received("10.2.0.2:4000", send).is_some());
         // The outgoing interface takes only short packets now.
@@ -456,7 +461,7 @@ fn interfaces_go_and_maps_fill() {
         nic.follow().expect("room");
         send();
         run("sleep 0.1");
-        assert_eq!(dropped(&nic, Reason::TooLong), 1);
+        assert_eq!(dropped(&nic, DropReason::TooLong), 1);
         fib.set_interface(Port(1), Some(Interface::new(MACS[2], 1500)));
         // More routes than the map holds: the programs are detached, so that no packet is misrouted.
         for number in 0..3 {
@@ -487,7 +492,7 @@ fn interfaces_go_and_maps_fill() {
         let frame = datagram(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello");
         sender.enter(|| send_frame("a0", &frame));
         run("sleep 0.1");
-        assert_eq!(dropped(&nic, Reason::Gone), 2);
+        assert_eq!(dropped(&nic, DropReason::Gone), 2);
         assert!(matches!(nic.open(Port(1)), Err(NicError::Port { port: Port(1), .. })));
         // Another one takes its place.
         let receiver = Namespace::new();

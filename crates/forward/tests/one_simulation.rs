@@ -12,7 +12,7 @@ use vigie_detect::{Instant, Server, Simulated, Simulation};
 use vigie_forward::{
     Path, Sees,
     messages::{
-        AsyncForwarder, AsyncSink, AsyncSource, Finished, MessageVerdict, MessagesError,
+        AsyncForwarder, AsyncSink, AsyncSource, DeliveryReport, MessageVerdict, MessagesError,
         NodeConfig, SinkEvent, algorithm_fn,
     },
 };
@@ -38,7 +38,7 @@ struct Run {
     /// The messages that each rank received from the one before it, and when it passed each barrier.
     ranks: Vec<(Vec<Vec<u8>>, Vec<Instant>)>,
     received: Vec<(u32, Vec<u8>)>,
-    finished: Finished,
+    finished: DeliveryReport,
     forwarded: u64,
     ended_at: Instant,
     lost: u64,

@@ -22,8 +22,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use vigie_detect::{
     AsyncFd, Server,
+    detectors::{readiness::Direction, signal::SignalKind},
     net::pipe::{Receiver, Sender},
-    stock::{readiness::Direction, signal::SignalKind},
 };
 
 use crate::{

@@ -1,6 +1,6 @@
 //! Signals of the process, by tokio's names.
 //!
-//! Each [`Signal`](unix::Signal) is a [detector](vigie_detect::stock::signal) of the runtime's server, whose docs say what a
+//! Each [`Signal`](unix::Signal) is a [detector](vigie_detect::detectors::signal) of the runtime's server, whose docs say what a
 //! handler changes for the process and which arrivals the kernel merges.
 //!
 //! ```no_run
@@ -35,8 +35,8 @@ pub mod unix {
         task::{Context, Poll},
     };
 
-    pub use vigie_detect::stock::signal::SignalKind;
-    use vigie_detect::{EventStream, Server, stock::signal};
+    pub use vigie_detect::detectors::signal::SignalKind;
+    use vigie_detect::{EventStream, Server, detectors::signal};
 
     /// The arrivals of one signal: see [`signal()`].
     #[derive(Debug)]

@@ -16,7 +16,7 @@ use std::{
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::{
-    Instant, budget, clock::monotonic_now, net::UnixStream, stock::channel::channel,
+    Instant, budget, clock::monotonic_now, detectors::channel::channel, net::UnixStream,
 };
 use vigie_runtime::{
     Flavor, Runtime, spawn, spawn_local,

@@ -13,13 +13,15 @@ use std::{
 
 use thiserror::Error;
 use vigie_detect::{
-    Armed, Engine, EngineContext, Instant, Notifier, Progress, ReadinessEvent, RegisterError,
+    ArmOutcome, Engine, EngineContext, Instant, Notifier, PollerEvent, Progress, RegisterError,
     Server, WaitError, WatchedDescriptor,
 };
 
 use crate::{
     spinning::SpinningHost,
-    vi::{Completion, Connect, CqId, NicEvent, Provider, Reason, RequestId, ViError, ViId},
+    vi::{
+        Completion, Connect, CqId, DisconnectReason, NicEvent, Provider, RequestId, ViError, ViId,
+    },
 };
 
 /// The reason why a connection could not be made.
@@ -28,7 +30,7 @@ use crate::{
 pub enum ConnectError {
     /// The peer or the network refused it.
     #[error("no connection: {0}")]
-    Refused(Reason),
+    Refused(DisconnectReason),
     /// The call itself failed.
     #[error(transparent)]
     Vi(#[from] ViError),
@@ -127,11 +129,11 @@ impl<P: Provider> Engine for NicEngine<P> {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         self.provider.arm()
     }
 
-    fn notified(&mut self, _: &[ReadinessEvent]) {
+    fn notified(&mut self, _: &[PollerEvent]) {
         self.provider.quiet();
     }
 

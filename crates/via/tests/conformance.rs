@@ -6,17 +6,17 @@ use vigie_detect::Instant;
 use vigie_via::{
     conformance::{Fixture, Profile, SetupError, check},
     sim::{FaultPlan, SimNetwork, SimNic},
-    vi::{Attributes, Reliability},
+    vi::{NicAttributes, Reliability},
 };
 
 struct Simulated {
     network: SimNetwork,
-    attributes: Attributes,
+    attributes: NicAttributes,
     loses: bool,
 }
 
 impl Simulated {
-    fn new(seed: u64, plan: FaultPlan, attributes: Attributes) -> Self {
+    fn new(seed: u64, plan: FaultPlan, attributes: NicAttributes) -> Self {
         Self { network: SimNetwork::new(seed, plan), attributes, loses: false }
     }
 }
@@ -48,7 +48,7 @@ impl Fixture for Simulated {
 fn sim_conforms() {
     for seed in 0..4 {
         let plan = FaultPlan::reliable().jitter(Duration::from_micros(seed));
-        let mut make = || Ok(Simulated::new(seed, plan, Attributes::named("sim")));
+        let mut make = || Ok(Simulated::new(seed, plan, NicAttributes::named("sim")));
         let report =
             check(&mut make).unwrap_or_else(|violation| panic!("{violation}, seed {seed}"));
         assert!(report.cases.len() > 100, "{report}");
@@ -59,12 +59,12 @@ fn sim_conforms() {
 /// Method: the suite, with small limits.
 #[test]
 fn sim_conforms_with_small_limits() {
-    let mut attributes = Attributes::named("sim-small");
+    let mut attributes = NicAttributes::named("sim-small");
     attributes.max_transfer = 8192;
     attributes.max_inline = 64;
     attributes.max_segments = 4;
     attributes.max_descriptors = 64;
-    attributes.reliability = Reliability::ReliableDelivery;
+    attributes.max_reliability = Reliability::ReliableDelivery;
     attributes.has_rdma_read = false;
     let plan = FaultPlan::reliable();
     let report = check(&mut || Ok(Simulated::new(0, plan, attributes)))
@@ -80,7 +80,7 @@ fn sim_conforms_reliably_on_a_lossy_network() {
     for seed in 0..4 {
         let plan = FaultPlan::lossy(0.3);
         let report = check(&mut || {
-            let simulated = Simulated::new(seed, plan, Attributes::named("sim"));
+            let simulated = Simulated::new(seed, plan, NicAttributes::named("sim"));
             Ok(Simulated { loses: true, ..simulated })
         })
         .unwrap_or_else(|violation| panic!("{violation}, seed {seed}"));

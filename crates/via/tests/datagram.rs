@@ -441,6 +441,6 @@ fn settings_are_checked() {
         [config.base_port(0), config.base_port(65_281), config.mtu(575), config.mtu(65_536)]
     {
         let error = Device::over_udp(host.server(), config).expect_err("out of range");
-        assert!(matches!(error, DatagramError::Setting { .. }), "{error}");
+        assert!(matches!(error, DatagramError::InvalidSetting { .. }), "{error}");
     }
 }

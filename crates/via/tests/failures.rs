@@ -2,14 +2,14 @@
 
 use std::{io::IoSlice, task::Poll};
 
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     protocol::{
         EngineConfig, EngineEvent, MessageEngine, Pattern, Payload, RequestError, SendError,
         SendMode, SendState,
     },
     shm::Shm,
-    vi::{Connect, NicEvent, Provider, Reason, Reliability, ViAttributes},
+    vi::{Connect, DisconnectReason, NicEvent, Provider, Reliability, ViAttributes},
 };
 
 const LOOKS_MAX: u32 = 100_000;
@@ -84,7 +84,7 @@ fn last_words_are_heard() {
             Poll::Pending => None,
         }
     });
-    let reason = Reason::Disconnected;
+    let reason = DisconnectReason::Disconnected;
     assert_eq!(failed, Some(Err(RequestError::PeerFailed { rank: 0, reason })));
     let slices = [IoSlice::new(b"hello")];
     let sent = other.send(0, 0, 0, SendMode::Standard, Payload::Borrowed(&slices));
@@ -99,10 +99,10 @@ fn a_failure_that_nobody_asks_about_keeps_nobody_awake() {
     drop(one);
     let armed = (0..LOOKS_MAX).find(|_| {
         other.progress(Instant::now());
-        other.failure(0).is_some() && matches!(other.arm(), Ok(Armed::Armed))
+        other.failure(0).is_some() && matches!(other.arm(), Ok(ArmOutcome::Armed))
     });
     assert!(armed.is_some(), "never asleep");
-    let reason = Reason::Disconnected;
+    let reason = DisconnectReason::Disconnected;
     assert_eq!(other.next_event(), Some(EngineEvent::Failed { rank: 0, reason }));
 }
 
@@ -139,7 +139,7 @@ fn requests_that_nobody_answers_are_bounded() {
         }
         while let Some(event) = caller.next_event() {
             assert!(
-                matches!(event, NicEvent::Refused { reason: Reason::Rejected, .. }),
+                matches!(event, NicEvent::Refused { reason: DisconnectReason::Rejected, .. }),
                 "{event:?}"
             );
             rejected += 1;

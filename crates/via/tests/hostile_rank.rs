@@ -12,7 +12,7 @@ use vigie_via::{
     },
     shm::Shm,
     vi::{
-        Connect, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue, Reason,
+        Connect, Data, DisconnectReason, MemoryAttributes, NicEvent, Operation, Provider, Queue,
         ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
         ViAttributes, ViId,
     },
@@ -385,7 +385,7 @@ fn a_hostile_rank_hurts_itself_alone() {
             work(&mut victim, &mut sends, &mut receives, &mut rng);
         }
         match victim.failure(1) {
-            Some(Reason::PeerFault(_)) => cut_off += 1,
+            Some(DisconnectReason::PeerFault(_)) => cut_off += 1,
             Some(reason) => panic!("seed {seed}: {reason}"),
             None => endured += 1,
         }

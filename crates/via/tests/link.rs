@@ -163,7 +163,7 @@ fn what_becomes_of_the_interface_is_told() {
                 let error = right.send(to, b"x").await.expect_err("it is down");
                 assert!(matches!(error, LinkError::Down) && error.is_retryable(), "{error}");
                 ip("link set v1 mtu 900");
-                assert_eq!(right.next_event().await.expect("told"), LinkEvent::Mtu(900));
+                assert_eq!(right.next_event().await.expect("told"), LinkEvent::MtuChanged(900));
                 let error = right.send(to, &[0; 901]).await.expect_err("too long now");
                 assert!(matches!(error, LinkError::TooLong { max: 900, .. }), "{error}");
                 ip("link set v1 up");
@@ -302,7 +302,7 @@ fn what_is_missing_is_named() {
             Link::builder("lo").busy_poll(Duration::from_secs(2)),
         ] {
             let error = builder.open().expect_err("out of range");
-            assert!(matches!(error, OpenError::Setting { .. }), "{error}");
+            assert!(matches!(error, OpenError::InvalidSetting { .. }), "{error}");
         }
     });
 }
@@ -312,7 +312,7 @@ fn open_when_free(builder: LinkBuilder) -> Link {
     in_tokio(async {
         loop {
             match builder.clone().open() {
-                Err(error) if error.is_of_another_owner() => {
+                Err(error) if error.is_in_use() => {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 link => break link.expect("free again"),

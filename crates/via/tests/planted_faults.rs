@@ -7,15 +7,15 @@ use std::{
     os::fd::BorrowedFd,
 };
 
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     conformance::{Clause, Fixture, Profile, SetupError, Violation, check},
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{
-        Address, Attributes, Completion, Connect, CqId, Data, LocalSegment, Memory,
-        MemoryAttributes, MemoryHandle, NicEvent, Operation, ProtectionTag, Provider, Queue,
-        Reason, ReceiveDescriptor, Region, RemoteSegment, RequestId, SendDescriptor, Status,
-        ViAttributes, ViError, ViId, ViState,
+        Address, Completion, Connect, CqId, Data, DisconnectReason, LocalSegment, Memory,
+        MemoryAttributes, MemoryHandle, NicAttributes, NicEvent, Operation, ProtectionTag,
+        Provider, Queue, ReceiveDescriptor, Region, RemoteSegment, RequestId, SendDescriptor,
+        Status, ViAttributes, ViError, ViId, ViState,
     },
 };
 
@@ -265,9 +265,12 @@ impl Faulty {
     fn changed_event(&mut self, event: NicEvent) -> Option<NicEvent> {
         match (&event, self.fault) {
             (NicEvent::Refused { vi, .. }, Fault::HasOneReason) => {
-                return Some(NicEvent::Refused { vi: *vi, reason: Reason::Rejected });
+                return Some(NicEvent::Refused { vi: *vi, reason: DisconnectReason::Rejected });
             }
-            (NicEvent::Broken { reason: Reason::Disconnected, .. }, Fault::IgnoresDisconnects) => {
+            (
+                NicEvent::Broken { reason: DisconnectReason::Disconnected, .. },
+                Fault::IgnoresDisconnects,
+            ) => {
                 return None;
             }
             (NicEvent::Broken { vi, .. }, Fault::BreaksAll) => {
@@ -290,7 +293,7 @@ impl Faulty {
 }
 
 impl Provider for Faulty {
-    fn attributes(&self) -> Attributes {
+    fn attributes(&self) -> NicAttributes {
         self.nic.attributes()
     }
 
@@ -522,10 +525,10 @@ impl Provider for Faulty {
         self.nic.descriptor()
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         match self.fault {
-            Fault::SleepsOver => Ok(Armed::Armed),
-            Fault::NeverSleeps => Ok(Armed::Ready),
+            Fault::SleepsOver => Ok(ArmOutcome::Armed),
+            Fault::NeverSleeps => Ok(ArmOutcome::Ready),
             _ => self.nic.arm(),
         }
     }
@@ -551,7 +554,7 @@ impl Fixture for Planted {
     type Nic = Faulty;
 
     fn nic(&mut self) -> Result<Faulty, SetupError> {
-        let mut attributes = Attributes::named("faulty");
+        let mut attributes = NicAttributes::named("faulty");
         attributes.max_transfer = 8192;
         attributes.max_descriptors = 64;
         Ok(Faulty::new(self.network.nic_with(attributes), self.fault))

@@ -8,13 +8,13 @@ mod kit;
 use std::{collections::BTreeSet, fs, io::IoSlice, time::Duration};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     shm::Shm,
     vi::{
-        Address, Completion, Connect, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
-        Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
-        SendDescriptor, Status, ViAttributes, ViId,
+        Address, Completion, Connect, Data, DisconnectReason, LocalSegment, MemoryAttributes,
+        NicEvent, Operation, Provider, Queue, ReceiveDescriptor, Region, Reliability, RemoteKey,
+        RemoteSegment, SendDescriptor, Status, ViAttributes, ViId,
     },
 };
 
@@ -81,7 +81,7 @@ impl End {
 
     /// Sleeps until the descriptor is readable, unless there is something already. Returns whether it slept.
     fn sleep(&mut self) -> bool {
-        if self.nic.arm().expect("can sleep") == Armed::Ready {
+        if self.nic.arm().expect("can sleep") == ArmOutcome::Ready {
             return false;
         }
         // A lost wake-up makes the test take this long, and then fail.
@@ -342,7 +342,7 @@ fn a_killed_peer_is_noticed() {
         }
         peer.0.kill();
         let event = end.next_event();
-        let expected = NicEvent::Broken { vi: end.vi, reason: Reason::PeerDied };
+        let expected = NicEvent::Broken { vi: end.vi, reason: DisconnectReason::PeerDied };
         assert_eq!(event, expected);
         let mut flushed = 0;
         while let Some(found) = end.nic.poll_queue(end.vi, Queue::Receive) {
@@ -495,7 +495,8 @@ fn peers_meet_after_one_gave_up() {
         let end = &mut ends[alone];
         end.nic.progress(soon);
         let event = end.nic.next_event();
-        let is_late = matches!(event, Some(NicEvent::Refused { reason: Reason::TimedOut, .. }));
+        let is_late =
+            matches!(event, Some(NicEvent::Refused { reason: DisconnectReason::TimedOut, .. }));
         assert!(is_late, "{event:?}");
 
         let deadline = soon.saturating_add(PATIENCE);

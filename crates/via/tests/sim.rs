@@ -12,8 +12,8 @@ use vigie_via::{
     Nic,
     sim::{FaultPlan, NicId, SimNetwork, SimNic},
     vi::{
-        Connect, CqId, Data, NicEvent, Operation, Provider, Queue, Reason, ReceiveDescriptor,
-        Reliability, SendDescriptor, Status, ViAttributes, ViError, ViId,
+        Connect, CqId, Data, DisconnectReason, NicEvent, Operation, Provider, Queue,
+        ReceiveDescriptor, Reliability, SendDescriptor, Status, ViAttributes, ViError, ViId,
     },
 };
 
@@ -213,7 +213,7 @@ fn seen_after(
 /// crashes, later.
 #[test]
 fn who_sleeps_learns_what_is_done_to_the_network() {
-    let broken = |seen: &Seen, why: Reason| matches!(seen, Seen::Event(NicEvent::Broken { reason, .. }) if *reason == why);
+    let broken = |seen: &Seen, why: DisconnectReason| matches!(seen, Seen::Event(NicEvent::Broken { reason, .. }) if *reason == why);
     let send_frozen = |network: &SimNetwork, [one, other]: &[End; 2]| {
         network.freeze(other.id);
         one.send();
@@ -224,7 +224,7 @@ fn who_sleeps_learns_what_is_done_to_the_network() {
 
     let cut = |network: &SimNetwork, [one, other]: &[End; 2]| network.cut(one.id, other.id);
     let (seen, after) = seen_after(0, |_, _| {}, cut);
-    assert!(broken(&seen, Reason::TransportFailed), "{seen:?}");
+    assert!(broken(&seen, DisconnectReason::TransportFailed), "{seen:?}");
     assert_eq!(after, Duration::ZERO);
 
     let later = Duration::from_millis(2);
@@ -232,7 +232,7 @@ fn who_sleeps_learns_what_is_done_to_the_network() {
         network.crash_at(one.id, network.now() + later);
     };
     let (seen, after) = seen_after(0, |_, _| {}, crash);
-    assert!(broken(&seen, Reason::PeerDied), "{seen:?}");
+    assert!(broken(&seen, DisconnectReason::PeerDied), "{seen:?}");
     assert_eq!(after, later + DETECTION);
 }
 
@@ -303,7 +303,7 @@ fn hosts_by_the_real_clock_are_woken() {
         };
         let (event, ()) = tokio::join!(end.nic.next_event(), cut);
         let event = event.expect("a server");
-        let reason = Reason::TransportFailed;
+        let reason = DisconnectReason::TransportFailed;
         assert_eq!(event, NicEvent::Broken { vi: own, reason });
     });
 }

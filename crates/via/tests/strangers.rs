@@ -21,7 +21,7 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType},
     process::{Resource, Rlimit, geteuid, getrlimit, setrlimit},
 };
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     shm::Shm,
     vi::{
@@ -284,7 +284,9 @@ fn without_descriptors_nothing_breaks() {
         write(&mut one, &mut other, &from, &to, 2);
         assert_eq!((one.nic.next_event(), other.nic.next_event()), (None, None), "nothing breaks");
         other.nic.deregister(to.handle).expect("registered");
-        until(&mut one, &mut other, |one, _| (one.nic.arm().ok()? == Armed::Armed).then_some(()));
+        until(&mut one, &mut other, |one, _| {
+            (one.nic.arm().ok()? == ArmOutcome::Armed).then_some(())
+        });
         assert_eq!(one.nic.next_event(), None, "nor when it is taken back");
         // A caller that cannot be accepted.
         let mut late = End::new();
@@ -292,7 +294,7 @@ fn without_descriptors_nothing_breaks() {
         let full = Full::new();
         let mut quiet_count = 0;
         until(&mut late, &mut other, |_, other| {
-            let is_armed = other.nic.arm().expect("can sleep") == Armed::Armed;
+            let is_armed = other.nic.arm().expect("can sleep") == ArmOutcome::Armed;
             let is_quiet = is_armed && !is_readable(other.nic.descriptor().expect("a real NIC"));
             quiet_count += u32::from(is_quiet && other.nic.next_deadline().is_some());
             (quiet_count > 10).then_some(())

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use vigie_detect::{Armed, Instant, Server};
+use vigie_detect::{ArmOutcome, Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::{
     conformance::{Fixture, Profile, SetupError, check},
@@ -21,9 +21,9 @@ use vigie_via::{
     protocol::{EngineConfig, SendMode},
     verbs::{OpenError, Verbs, VerbsConfig, VerbsSecret},
     vi::{
-        Address, Connect, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, ProtectionTag,
-        Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
-        SendDescriptor, Status, ViAttributes, ViId, ViState,
+        Address, Connect, Data, DisconnectReason, LocalSegment, MemoryAttributes, NicEvent,
+        Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, Reliability,
+        RemoteKey, RemoteSegment, SendDescriptor, Status, ViAttributes, ViId, ViState,
     },
     world::{World, local},
 };
@@ -418,7 +418,7 @@ fn another_secret_does_not_connect() {
     let event = event_of(&mut [&mut stranger, &mut server]);
     let is_refused = matches!(
         event,
-        NicEvent::Refused { vi: refused, reason: Reason::PeerFault(_) | Reason::Rejected } if refused == vi
+        NicEvent::Refused { vi: refused, reason: DisconnectReason::PeerFault(_) | DisconnectReason::Rejected } if refused == vi
     );
     assert!(is_refused, "{event:?}");
     assert_eq!(stranger.state(vi).expect("it is there"), ViState::Idle);
@@ -442,7 +442,7 @@ fn failures_have_reasons() {
     let deadline = Instant::now() + BOUND;
     caller.connect(Connect::new(vi, &gone, b"door", deadline)).expect("begun");
     let event = event_of(&mut [&mut caller]);
-    assert_eq!(event, NicEvent::Refused { vi, reason: Reason::NotListening });
+    assert_eq!(event, NicEvent::Refused { vi, reason: DisconnectReason::NotListening });
 
     let config = VerbsConfig::new(address(0), VerbsSecret::new([1; 32]));
     let error = Verbs::open(&config.clone().device("no such device")).expect_err("no device");
@@ -504,7 +504,7 @@ fn a_killed_peer_is_noticed() {
     nic.accept(request, vi, b"").expect("it waits");
     let event = event_of(&mut [&mut nic]);
     assert!(matches!(event, NicEvent::Connected { .. }), "{event:?}");
-    while nic.arm().expect("it can sleep") == Armed::Ready {
+    while nic.arm().expect("it can sleep") == ArmOutcome::Ready {
         nic.progress(Instant::now());
     }
     peer.kill().expect("it runs");
@@ -517,5 +517,5 @@ fn a_killed_peer_is_noticed() {
     assert_eq!(woken, 1, "not woken");
     nic.quiet();
     let event = event_of(&mut [&mut nic]);
-    assert_eq!(event, NicEvent::Broken { vi, reason: Reason::PeerDied });
+    assert_eq!(event, NicEvent::Broken { vi, reason: DisconnectReason::PeerDied });
 }

@@ -4,8 +4,8 @@ use std::io;
 
 use vigie::{
     detect::{Handle, Server},
+    detectors::signal::{SignalKind, Signals, signal},
     spawn_local,
-    stock::signal::{SignalKind, Signals, signal},
 };
 
 use crate::{instance::InstanceEvent, mailbox::Mailbox};

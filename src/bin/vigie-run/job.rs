@@ -17,8 +17,8 @@ use thiserror::Error;
 use vigie::{
     BuildError, Flavor, JoinHandle, Runtime,
     detect::{AsyncFd, Server},
+    detectors::readiness::Direction,
     spawn_local,
-    stock::readiness::Direction,
     time::{Instant, sleep},
     via::world::{self, Identity, RankExit, tcp::SCHEME},
 };

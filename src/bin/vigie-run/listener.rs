@@ -18,7 +18,7 @@ use vigie::{
             Rank,
             tcp::{
                 handshake::{ANSWER_BYTES, Challenger, HandshakeVerdict, Session},
-                prepare,
+                set_socket_options,
             },
         },
     },
@@ -103,7 +103,7 @@ impl RankListener {
 
     /// Lets a caller prove which rank it is. Returns whether it was accepted.
     async fn authenticate(&self, mut socket: TcpStream) -> io::Result<bool> {
-        prepare(&socket)?;
+        set_socket_options(&socket)?;
         let mut nonce = [0; 16];
         getrandom(&mut nonce[..], GetRandomFlags::empty())?;
         let challenger = Challenger::new(nonce);

@@ -14,7 +14,7 @@ use rustix::{
 };
 use tokio::sync::Mutex;
 use vigie::{
-    JoinHandle, detect::AsyncFd, spawn_blocking, spawn_local, stock::readiness::Direction,
+    JoinHandle, detect::AsyncFd, detectors::readiness::Direction, spawn_blocking, spawn_local,
     time::timeout,
 };
 

@@ -16,8 +16,8 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use vigie::{
     JoinHandle,
     detect::AsyncFd,
+    detectors::readiness::Direction,
     spawn_local,
-    stock::readiness::Direction,
     time::{sleep, timeout},
     via::{
         Secret,

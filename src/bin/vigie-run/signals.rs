@@ -5,8 +5,8 @@ use std::{fs, io, rc::Rc};
 use rustix::process::Signal;
 use vigie::{
     detect::{Handle, Server},
+    detectors::signal::{SignalKind, Signals, signal},
     spawn_local,
-    stock::signal::{SignalKind, Signals, signal},
 };
 
 use crate::{job::JobEvent, mailbox::Mailbox};

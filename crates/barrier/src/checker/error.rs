@@ -60,7 +60,7 @@ pub enum ScheduleError {
     },
     /// A message is sent to a member that does not wait for it: its loss would go unnoticed.
     #[error("{receiver} never waits for message {} of {sender}", .round.0)]
-    Unheard {
+    NeverAwaited {
         /// The receiver.
         receiver: Rank,
         /// The sender.

@@ -28,7 +28,7 @@ pub(super) fn check(schedule: &Schedule) -> Result<MessageCounts, ScheduleError>
             }
         };
         if let Some(receiver) = forgotten {
-            return Err(ScheduleError::Unheard { receiver, sender: *sender, round: *round });
+            return Err(ScheduleError::NeverAwaited { receiver, sender: *sender, round: *round });
         }
     }
     Ok(messages)

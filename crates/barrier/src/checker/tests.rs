@@ -171,7 +171,7 @@ fn every_kind_of_fault_is_caught() {
 
     let mut steps = steps_of(Algorithm::BINARY, 4);
     steps[3].truncate(1);
-    assert!(matches!(error(steps), ScheduleError::Unheard { receiver: Rank(3), .. }));
+    assert!(matches!(error(steps), ScheduleError::NeverAwaited { receiver: Rank(3), .. }));
 
     let mut steps = steps_of(Algorithm::ShuffleExchange, 4);
     for member in &mut steps {

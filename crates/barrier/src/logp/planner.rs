@@ -31,7 +31,7 @@ pub struct Candidate {
     /// The time by LogP's closed form.
     pub predicted: Duration,
     /// The same if polling members share cores, and take turns. Equal to `predicted` if each has its own.
-    pub in_turns: Duration,
+    pub predicted_sharing: Duration,
     /// All members' work, divided by their cores; zero if each has its own.
     pub work: Duration,
     /// The number of times that its members wait for messages, in total; 0 for groups of more than 256.
@@ -42,13 +42,13 @@ impl Candidate {
     /// Returns the larger of the message chain's time and the work: a barrier takes at least that long.
     #[must_use]
     pub fn expected(&self) -> Duration {
-        self.in_turns.max(self.work)
+        self.predicted_sharing.max(self.work)
     }
 
     /// Orders by time; equal times by waits, if the work counts, since each wait is a switch to another member, then
     /// by LogP. Otherwise the simpler candidate, which comes first, stays.
     fn order(&self) -> (Duration, u64, Duration) {
-        let waits = if self.work > self.in_turns { self.waits } else { 0 };
+        let waits = if self.work > self.predicted_sharing { self.waits } else { 0 };
         (self.expected(), waits, self.predicted.min(self.work))
     }
 }
@@ -136,7 +136,7 @@ pub fn plan(
             CoreAllocation::Shared(cores) => logp.predict_sharing(algorithm, group, cores),
         };
         let waits = waits(algorithm, group);
-        found.push(Candidate { algorithm, predicted, in_turns, work, waits });
+        found.push(Candidate { algorithm, predicted, predicted_sharing: in_turns, work, waits });
     }
     found.sort_by_key(Candidate::order);
     let best = *found.first().ok_or(AlgorithmError::NoCandidates)?;
@@ -164,12 +164,12 @@ fn waits(algorithm: Algorithm, group: Group) -> u64 {
 fn reason(found: &[Candidate], best: Candidate, group: Group, cores: CoreAllocation) -> String {
     let size = group.size();
     let mut reason = match cores {
-        CoreAllocation::Shared(cores) if best.work > best.in_turns => format!(
+        CoreAllocation::Shared(cores) if best.work > best.predicted_sharing => format!(
             "{size} members share {cores} cores, and its messages are the least work, {} against {} by LogP alone",
             micros(best.work),
             micros(best.predicted)
         ),
-        CoreAllocation::Shared(cores) if best.in_turns > best.predicted => format!(
+        CoreAllocation::Shared(cores) if best.predicted_sharing > best.predicted => format!(
             "the shortest chain of messages for {size} members that take turns on {cores} cores, {} if each had its own",
             micros(best.predicted)
         ),

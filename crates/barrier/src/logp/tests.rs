@@ -185,12 +185,12 @@ fn turns_of_others_count() {
     let [tournament, concurrent] = [Algorithm::Tournament, CONCURRENT].map(|algorithm| {
         let of = |one: &&Candidate| one.algorithm == algorithm;
         let found = advice.candidates.iter().find(of).expect("considered");
-        found.in_turns - found.predicted
+        found.predicted_sharing - found.predicted
     });
     assert_eq!((tournament, concurrent), (nanos(6 * 3 * 990), nanos(2 * 3 * 990)));
     let alone = plan(group, &polling.with_poll(nanos(990)), CoreAllocation::Dedicated, &all)
         .expect("candidates");
-    assert!(alone.candidates.iter().all(|one| one.in_turns == one.predicted));
+    assert!(alone.candidates.iter().all(|one| one.predicted_sharing == one.predicted));
 }
 
 /// Goal: the planner's own list suits every group, is better than any of the paper's algorithms, and does without

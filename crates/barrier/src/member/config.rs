@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The configuration of a member, the same at all members of a group. [`Member::new`](super::Member::new) refuses a value outside its range with
-/// [`MemberError::Setting`].
+/// [`MemberError::InvalidSetting`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[must_use = "a member takes it"]
@@ -95,7 +95,7 @@ pub enum MemberError {
     },
     /// A setting is out of range.
     #[error("{what}")]
-    Setting {
+    InvalidSetting {
         /// The name of the setting, and its range.
         what: &'static str,
     },
@@ -167,7 +167,7 @@ impl MemberConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), MemberError> {
-        let bad = |what| Err(MemberError::Setting { what });
+        let bad = |what| Err(MemberError::InvalidSetting { what });
         // First: unless set otherwise, `repeat_after` is derived from it.
         if self.failure_timeout.is_some_and(|timeout| timeout < Duration::from_micros(32)) {
             return bad("failure_timeout: at least 32 µs, and 32 times repeat_after");

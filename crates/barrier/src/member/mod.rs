@@ -644,7 +644,7 @@ impl Member {
         match packet.body {
             Body::Signal { round, value } => self.handle_signal(&packet, round, value),
             Body::Nack { round, attempt } => self.handle_nack(&packet, round, attempt),
-            Body::Alive { attempt } => {
+            Body::AliveReply { attempt } => {
                 if !self.is_inside() || packet.epoch != self.epoch {
                     return Err(DropReason::Stale);
                 }
@@ -734,7 +734,7 @@ impl Member {
                 self.deferred_replies.insert(sender);
             }
             self.counters.alive_replies += 1;
-            self.reply(sender, network, epoch, Body::Alive { attempt });
+            self.reply(sender, network, epoch, Body::AliveReply { attempt });
         }
         Ok(())
     }
@@ -766,7 +766,7 @@ impl Member {
                 && self.may_reply()
                 && let Ok(own) = u32::try_from(own)
             {
-                let here = Packet::new(id, packet.epoch, Rank(own), Body::Alive { attempt });
+                let here = Packet::new(id, packet.epoch, Rank(own), Body::AliveReply { attempt });
                 let packet = here.encode(self.config.key.as_ref());
                 let to = Target::Member(*asker);
                 self.outbox.push_back(Transmit { to, network: Network::First, packet });

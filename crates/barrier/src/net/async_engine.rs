@@ -7,7 +7,7 @@
 use std::{convert::Infallible, io, sync::Arc, task::Waker, time::Duration};
 
 use vigie_detect::{
-    Armed, Engine as _, EngineContext, EngineHost, Instant, Notifier, Progress, ReadinessEvent,
+    ArmOutcome, Engine as _, EngineContext, EngineHost, Instant, Notifier, PollerEvent, Progress,
     WatchedDescriptor,
 };
 
@@ -208,7 +208,7 @@ impl vigie_detect::Engine for AsyncEngine {
         Ok(())
     }
 
-    fn notified(&mut self, _: &[ReadinessEvent]) {
+    fn notified(&mut self, _: &[PollerEvent]) {
         self.is_notified = true;
     }
 
@@ -233,15 +233,15 @@ impl vigie_detect::Engine for AsyncEngine {
         Progress::Done
     }
 
-    fn arm(&mut self, turn: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, turn: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         if self.is_poll_requested {
-            return Ok(Armed::Ready);
+            return Ok(ArmOutcome::Ready);
         }
         let now = turn.now();
         // Only arming tells what messages have brought.
         self.update_watch(now, !self.has_descriptors);
         self.is_asleep = !self.is_watched || self.drain_and_arm(now);
-        Ok(if self.is_asleep { Armed::Armed } else { Armed::Ready })
+        Ok(if self.is_asleep { ArmOutcome::Armed } else { ArmOutcome::Ready })
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {

@@ -36,7 +36,7 @@ pub enum MulticastState {
     /// The algorithm uses none, or was not to use it.
     Unused,
     /// It does not work here, so packets are sent to each member separately.
-    Blocked {
+    Unavailable {
         /// The obstacle, and how to remove it.
         why: String,
     },
@@ -79,7 +79,7 @@ impl NetBarrier {
         let size = member.schedule().group().size();
         let async_engine = AsyncEngine::new(BarrierEngine::new(member, algorithm, transport));
         let host = EngineHost::new(&server, async_engine, Registration::named("barrier"))?;
-        host.keep_running()?;
+        host.run_in_background()?;
         let waiter = Waiter::at(&server, size, POLLS);
         Ok(Self {
             host,
@@ -307,7 +307,7 @@ impl NetBarrier {
     pub(super) async fn sleep(&self, until: WaitCondition) -> Result<(), WaitError> {
         let mut waiter = self.host.waiter(USER);
         future::poll_fn(|cx: &mut Context<'_>| {
-            if waiter.still_waits(cx) {
+            if waiter.renew_waker(cx) {
                 return Poll::Pending;
             }
             let now = self.server.now();

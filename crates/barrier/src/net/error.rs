@@ -23,7 +23,7 @@ pub enum FormationError {
     NoNetwork,
     /// There must be one or two.
     #[error("{count} networks were given: a barrier uses one or two")]
-    Networks {
+    TooManyNetworks {
         /// The number given.
         count: usize,
     },

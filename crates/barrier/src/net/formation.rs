@@ -318,7 +318,7 @@ impl NetBuilder {
         match self.attachments.len() {
             0 => return Err(FormationError::NoNetwork),
             1 | 2 => {}
-            count => return Err(FormationError::Networks { count }),
+            count => return Err(FormationError::TooManyNetworks { count }),
         }
 
         let mut datagrams =
@@ -358,7 +358,7 @@ impl NetBuilder {
         if multicast != MulticastState::Works {
             datagrams.use_unicast();
         }
-        if let (MulticastState::Blocked { why }, Rank(0)) = (&multicast, own) {
+        if let (MulticastState::Unavailable { why }, Rank(0)) = (&multicast, own) {
             tracing::warn!(
                 why,
                 "multicast does not work, so packets are sent to each member separately"
@@ -497,7 +497,7 @@ async fn try_multicast(
     };
     let all = bootstrap.all_gather("joined", joined.as_bytes(), deadline).await?;
     if let Some(why) = first_of(&all) {
-        return Ok(MulticastState::Blocked { why });
+        return Ok(MulticastState::Unavailable { why });
     }
     let probes: Vec<Vec<u8>> = (0..datagrams.network_count()).map(|net| probe(id, net)).collect();
     let heard = if bootstrap.rank() == Rank(0) {
@@ -520,7 +520,7 @@ async fn try_multicast(
         }
     });
     let all = all.await?;
-    Ok(first_of(&all).map_or(MulticastState::Works, |why| MulticastState::Blocked { why }))
+    Ok(first_of(&all).map_or(MulticastState::Works, |why| MulticastState::Unavailable { why }))
 }
 
 /// Awaits `future`, calling `again` at intervals until it is done.

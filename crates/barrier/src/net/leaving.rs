@@ -203,7 +203,7 @@ impl LeaveTracker {
             }
             // It answers a question of the last barrier, maybe late: its sender need not know that this member
             // leaves.
-            Body::Alive { .. } => !member.is_inside(),
+            Body::AliveReply { .. } => !member.is_inside(),
             Body::Nack { .. } => {
                 let is_late = leaving.passed(sender, epoch);
                 if is_late {

@@ -114,7 +114,7 @@ fn what_cannot_be_is_dropped() {
         (of(7, 1, Body::Nack { round: Round(0), attempt: 0 }), "cannot have begun"),
         (of(u32::MAX, 1, Body::Nack { round: Round(0), attempt: 0 }), "outdated"),
         (of(0, 1, Body::Nack { round: Round(1), attempt: 0 }), "not in the schedule"),
-        (of(0, 1, Body::Alive { attempt: 0 }), "outdated"),
+        (of(0, 1, Body::AliveReply { attempt: 0 }), "outdated"),
         (of(0, 1, Body::LeaveAck), "not in the schedule"),
         (view(&[]), "not in the schedule"),
         (view(&list(4)), "not in the schedule"),

@@ -121,9 +121,9 @@ fn wrong_settings_are_refused() {
     let outsider = Member::new(schedule(Algorithm::Central, 4), Rank(4), config.clone());
     assert!(matches!(outsider, Err(MemberError::Rank { rank: Rank(4), size: 4 })));
     config = config.repeat_after(Duration::ZERO);
-    assert!(matches!(new(Algorithm::Central, 4, &config), Err(MemberError::Setting { .. })));
+    assert!(matches!(new(Algorithm::Central, 4, &config), Err(MemberError::InvalidSetting { .. })));
     config = config.repeat_after(Duration::from_secs(1));
-    assert!(matches!(new(Algorithm::Central, 4, &config), Err(MemberError::Setting { .. })));
+    assert!(matches!(new(Algorithm::Central, 4, &config), Err(MemberError::InvalidSetting { .. })));
     config = config.failure_timeout(None);
     config = config.reduction(sums());
     assert!(new(Algorithm::DISSEMINATION, 8, &config).is_ok());

@@ -91,7 +91,7 @@ fn without_multicast_there_is_unicast() {
         };
     let blocked = |states: Vec<MulticastState>, wanted: &str| {
         for state in states {
-            let MulticastState::Blocked { why } = state else { panic!("{state:?}") };
+            let MulticastState::Unavailable { why } = state else { panic!("{state:?}") };
             assert!(why.contains(wanted), "{why}");
         }
     };
@@ -135,7 +135,7 @@ fn what_is_no_group_is_refused() {
         assert!(matches!(one, FormationError::NoNetwork), "{one}");
         let many = |rank| base(rank).network(place.config(rank)).network(place.config(rank));
         let [one, _] = form([many(0), many(1)]).await;
-        assert!(matches!(one, FormationError::Networks { count: 3 }), "{one}");
+        assert!(matches!(one, FormationError::TooManyNetworks { count: 3 }), "{one}");
         let [one, _] = form([
             base(0).failure_timeout(Duration::from_micros(1)),
             base(1).failure_timeout(Duration::from_micros(1)),

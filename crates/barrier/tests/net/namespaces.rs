@@ -175,7 +175,7 @@ fn blocked_multicast_is_found_out() {
         let bridge = Bridge::make();
         let is_blocked = |states: Vec<MulticastState>, wanted: &str| {
             for state in states {
-                let MulticastState::Blocked { why } = state else { panic!("{state:?}") };
+                let MulticastState::Unavailable { why } = state else { panic!("{state:?}") };
                 assert!(why.contains(wanted), "{why}");
             }
         };

@@ -144,7 +144,7 @@ pub(crate) fn play(plan: &NetPlan) -> Result<(), Failure> {
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
     runtime.map_err(Failure::runtime)?.block_on(async {
         let (mut barrier, _connections) = form(plan).await?;
-        if let MulticastState::Blocked { why } = barrier.multicast() {
+        if let MulticastState::Unavailable { why } = barrier.multicast() {
             return Err(Failure::runtime(format!("multicast does not work: {why}")));
         }
         if plan.is_measured {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::shm::Shm;
 use vigie_via::vi::{
     Address, Completion, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
@@ -193,7 +193,7 @@ impl<P: Provider> VirtualInterface<P> {
     #[cold]
     fn sleep(&mut self) -> Result<(), Failure> {
         let cannot = Failure::io("sleeping on a NIC");
-        if let Armed::Armed = self.nic.arm().map_err(cannot)? {
+        if let ArmOutcome::Armed = self.nic.arm().map_err(cannot)? {
             let Some(descriptor) = self.nic.descriptor() else { return Ok(()) };
             let mut descriptors = [PollFd::new(&descriptor, PollFlags::IN)];
             match poll(&mut descriptors, None) {

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use vigie_detect::clock::monotonic_now;
+use vigie_detect::detectors::channel::channel;
+use vigie_detect::detectors::doorbell::doorbell;
 use vigie_detect::net::{TcpListener, TcpStream, UnixStream};
-use vigie_detect::stock::channel::channel;
-use vigie_detect::stock::doorbell::doorbell;
 use vigie_runtime::{JoinHandle, time, yield_now};
 
 use super::tally::{ActorContext, Expected, Fault};

@@ -22,8 +22,8 @@ use slab::Slab;
 use crate::{
     budget,
     detector::{
-        Arming, Cancel, Detector, DriverHandle, Emitted, Interest, Key, Methods, Mode, Notifier,
-        PollContext, ReadinessEvent, Ready, Submitted,
+        Arming, CancelOutcome, Detector, DriverHandle, EmitOutcome, Interest, Key, Methods, Mode,
+        Notifier, PollContext, PollerEvent, Ready, SubmitOutcome,
     },
     sync::{Arc, AtomicU8, AtomicU64, Ordering},
 };
@@ -373,19 +373,23 @@ impl Detector for Readiness {
         key: Key,
         awaited: &mut ReadinessRequest,
         mode: Mode,
-    ) -> Submitted<ReadyEvent> {
+    ) -> SubmitOutcome<ReadyEvent> {
         let ReadinessRequest { source, direction } = awaited;
         let Some(watched) = self.watched(source.key) else {
-            return Submitted::Rejected(not_watched());
+            return SubmitOutcome::Rejected(not_watched());
         };
         // No readiness event can come between this look and the insertion: both run under the
         // handle's lock, as `notified` does.
         let readable = source.ready(*direction);
         if mode == Mode::Once && !readable.ready.is_empty() {
-            return Submitted::Ready(readable);
+            return SubmitOutcome::Ready(readable);
         }
         watched.waiters.push(ReadinessWaiter { key, direction: *direction, mode });
-        if readable.ready.is_empty() { Submitted::Pending } else { Submitted::Ready(readable) }
+        if readable.ready.is_empty() {
+            SubmitOutcome::Pending
+        } else {
+            SubmitOutcome::Ready(readable)
+        }
     }
 
     fn check(&mut self, _: Key, awaited: &mut ReadinessRequest) -> Option<ReadyEvent> {
@@ -413,7 +417,7 @@ impl Detector for Readiness {
         }
     }
 
-    fn notified(&mut self, ready_events: &[ReadinessEvent], context: &mut PollContext<'_, Self>) {
+    fn notified(&mut self, ready_events: &[PollerEvent], context: &mut PollContext<'_, Self>) {
         for ready_event in ready_events {
             let Some(watched) = self.watched(ready_event.key) else { continue };
             let readable = watched.source.announce(ready_event.ready);
@@ -424,17 +428,17 @@ impl Detector for Readiness {
                 }
                 matches!(
                     context.emit(key, ReadyEvent { ready, tick: readable.tick }),
-                    Emitted::Kept | Emitted::Full(_)
+                    EmitOutcome::Kept | EmitOutcome::Full(_)
                 )
             });
         }
     }
 
-    fn cancel(&mut self, key: Key, awaited: &mut ReadinessRequest) -> Cancel {
+    fn cancel(&mut self, key: Key, awaited: &mut ReadinessRequest) -> CancelOutcome {
         if let Some(watched) = self.watched(awaited.source.key) {
             watched.waiters.retain(|waiter| waiter.key != key);
         }
-        Cancel::Released
+        CancelOutcome::Released
     }
 
     fn merge(queued: &mut ReadyEvent, newer: ReadyEvent) -> Option<ReadyEvent> {

@@ -17,7 +17,8 @@ use std::time::Duration;
 use crate::{
     clock::Instant,
     detector::{
-        Arming, Cancel, Detector, DriverHandle, Key, Methods, Mode, PollContext, Submitted,
+        Arming, CancelOutcome, Detector, DriverHandle, Key, Methods, Mode, PollContext,
+        SubmitOutcome,
     },
 };
 
@@ -71,14 +72,14 @@ impl Detector for Timers {
         Ok(())
     }
 
-    fn submit(&mut self, key: Key, deadline: &mut Instant, mode: Mode) -> Submitted<()> {
+    fn submit(&mut self, key: Key, deadline: &mut Instant, mode: Mode) -> SubmitOutcome<()> {
         let slack = self.next_slack.take().unwrap_or(self.default_slack);
         // A stream gets its event from a poll, which ends it.
         if mode == Mode::Once && *deadline <= self.now() {
-            return Submitted::Ready(());
+            return SubmitOutcome::Ready(());
         }
         self.heap.insert(HeapNode { hard: *deadline + slack, soft: *deadline, key });
-        Submitted::Pending
+        SubmitOutcome::Pending
     }
 
     fn check(&mut self, key: Key, deadline: &mut Instant) -> Option<()> {
@@ -107,9 +108,9 @@ impl Detector for Timers {
         }
     }
 
-    fn cancel(&mut self, key: Key, _: &mut Instant) -> Cancel {
+    fn cancel(&mut self, key: Key, _: &mut Instant) -> CancelOutcome {
         self.heap.remove(key);
-        Cancel::Released
+        CancelOutcome::Released
     }
 
     fn next_deadline(&self) -> Option<Instant> {

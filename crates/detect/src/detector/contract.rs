@@ -7,18 +7,18 @@ use super::{
     driver_handle::DriverHandle,
     methods::Methods,
     poll_context::{Pending, PollContext},
-    readiness_event::ReadinessEvent,
+    readiness_event::PollerEvent,
 };
 use crate::{
     clock::Instant,
-    request::{Cancel, Key, Mode},
+    request::{CancelOutcome, Key, Mode},
 };
 
 /// The outcome of handing a request to a detector.
 #[derive(Debug)]
 #[must_use = "a request whose outcome is dropped is waited for without end"]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
-pub enum Submitted<E> {
+pub enum SubmitOutcome<E> {
     /// The event is not there yet.
     Pending,
     /// The detector must do work of its own before the event can happen (flush a batch of
@@ -36,7 +36,7 @@ pub enum Submitted<E> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an event that arrived before arming is lost if it is not polled for"]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
-pub enum Armed {
+pub enum ArmOutcome {
     /// The next event will announce itself.
     Armed,
     /// An event may be there already: poll again instead of sleeping.
@@ -76,13 +76,13 @@ pub enum Arming {
 /// 1. No callback blocks, waits on a handle of the same server, or registers there: the server holds
 ///    the handle's lock during all of them. They run on any thread, one at a time.
 /// 2. An event that happened before [`submit`](Self::submit) and belongs to the request is reported
-///    by `submit`, or by the poll that [`Submitted::Queued`] asks for: it is not lost for lack of a
+///    by `submit`, or by the poll that [`SubmitOutcome::Queued`] asks for: it is not lost for lack of a
 ///    waiter.
 /// 3. An event between [`arm`](Self::arm) and the sleep makes the watched descriptor readable, or
-///    calls the notifier, or `arm` returns [`Armed::Ready`].
+///    calls the notifier, or `arm` returns [`ArmOutcome::Ready`].
 /// 4. Each event is reported once, to one request.
-/// 5. After [`cancel`](Self::cancel) returned [`Cancel::Released`] the detector no longer touches
-///    the request. After [`Cancel::InFlight`] it completes the key exactly once, at any later time.
+/// 5. After [`cancel`](Self::cancel) returned [`CancelOutcome::Released`] the detector no longer touches
+///    the request. After [`CancelOutcome::InFlight`] it completes the key exactly once, at any later time.
 /// 6. A request stays at its address from `submit` to its end; nothing that a kernel or a device
 ///    may touch is freed before that.
 /// 7. [`poll`](Self::poll) with nothing pending does no harm.
@@ -90,7 +90,7 @@ pub enum Arming {
 ///    on, and reported by the first poll at that time; [`hard_deadline`](Self::hard_deadline) and
 ///    [`wake_at`](Self::wake_at) say how long that poll may be delayed.
 /// 9. The events of one request are reported in the order in which they happened. An event that a full
-///    waiter gave back ([`Emitted::Full`](crate::Emitted::Full)) is emitted in a later poll; no event
+///    waiter gave back ([`EmitOutcome::Full`](crate::EmitOutcome::Full)) is emitted in a later poll; no event
 ///    is skipped.
 /// 10. When the server ends, every pending request is cancelled once. Requests then in flight are
 ///     completed by [`poll`](Self::poll), which is called repeatedly for a bounded time.
@@ -135,12 +135,12 @@ pub trait Detector: Sized + Send + 'static {
         key: Key,
         request: &mut Self::Request,
         mode: Mode,
-    ) -> Submitted<Self::Event> {
+    ) -> SubmitOutcome<Self::Event> {
         let _ = mode;
         match self.check(key, request) {
-            Some(event) => Submitted::Ready(event),
-            None if self.methods().contains(Methods::CHECK) => Submitted::Pending,
-            None => Submitted::Queued,
+            Some(event) => SubmitOutcome::Ready(event),
+            None if self.methods().contains(Methods::CHECK) => SubmitOutcome::Pending,
+            None => SubmitOutcome::Queued,
         }
     }
 
@@ -163,7 +163,7 @@ pub trait Detector: Sized + Send + 'static {
     }
 
     /// Takes readiness events of watched descriptors ([`Methods::NOTIFY`]). By default polls.
-    fn notified(&mut self, ready_events: &[ReadinessEvent], context: &mut PollContext<'_, Self>) {
+    fn notified(&mut self, ready_events: &[PollerEvent], context: &mut PollContext<'_, Self>) {
         let _ = ready_events;
         self.poll(context);
     }
@@ -173,14 +173,14 @@ pub trait Detector: Sized + Send + 'static {
     ///
     /// # Errors
     /// An error ends all pending requests of the handle.
-    fn arm(&mut self) -> io::Result<Armed> {
-        Ok(Armed::Armed)
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 
     /// Forgets a request whose waiter is gone, or reports that it cannot yet.
-    fn cancel(&mut self, key: Key, request: &mut Self::Request) -> Cancel {
+    fn cancel(&mut self, key: Key, request: &mut Self::Request) -> CancelOutcome {
         let _ = (key, request);
-        Cancel::Released
+        CancelOutcome::Released
     }
 
     /// Takes back an event reported to a request whose waiter left without taking it, so that another

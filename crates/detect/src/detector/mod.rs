@@ -17,14 +17,14 @@ mod wake_list;
 pub(crate) use address::{HANDLES_MAX, HandleAddress};
 pub use blocker::Blocker;
 pub(crate) use blocker::{Call, Interrupt};
-pub use contract::{Armed, Arming, Detector, Submitted};
+pub use contract::{ArmOutcome, Arming, Detector, SubmitOutcome};
 pub use driver_handle::{DriverHandle, Notifier};
 pub(crate) use driver_handle::{Registry, Watch};
 pub use flavor::Flavor;
 pub use methods::Methods;
-pub use poll_context::{Emitted, Pending, PollContext};
-pub use readiness_event::{Interest, ReadinessEvent, Ready};
+pub use poll_context::{EmitOutcome, Pending, PollContext};
+pub use readiness_event::{Interest, PollerEvent, Ready};
 pub(crate) use signal_listener::SignalListener;
 pub(crate) use wake_list::WakeList;
 
-pub use crate::request::{Cancel, Key, Mode};
+pub use crate::request::{CancelOutcome, Key, Mode};

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "an event that was not taken must be kept or dropped on purpose"]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to handle every case")]
-pub enum Emitted<E> {
+pub enum EmitOutcome<E> {
     /// The waiter has the event; the request stays pending.
     Kept,
     /// The waiter has the event; the request is over, since it wanted one event.
@@ -181,21 +181,21 @@ impl<'a, D: Detector> PollContext<'a, D> {
     }
 
     /// Reports one event of a request that may have more.
-    pub fn emit(&mut self, key: Key, event: D::Event) -> Emitted<D::Event> {
+    pub fn emit(&mut self, key: Key, event: D::Event) -> EmitOutcome<D::Event> {
         let capacity = self.stream_capacity;
-        let Some(entry) = self.set.pending_mut(key) else { return Emitted::Gone(event) };
+        let Some(entry) = self.set.pending_mut(key) else { return EmitOutcome::Gone(event) };
         if entry.mode == Mode::Once {
             self.end(key, event);
-            return Emitted::Ended;
+            return EmitOutcome::Ended;
         }
         match entry.slot.push(event, capacity, D::merge, &mut self.batch.wakers) {
             Ok(()) => {
                 self.reported += 1;
-                Emitted::Kept
+                EmitOutcome::Kept
             }
             Err(event) => {
                 self.is_held_back = true;
-                Emitted::Full(event)
+                EmitOutcome::Full(event)
             }
         }
     }
@@ -235,8 +235,8 @@ impl<'a, D: Detector> PollContext<'a, D> {
             if let Some(event) = checked {
                 // A stream stays pending; a single request is over.
                 match self.emit(key, event) {
-                    Emitted::Kept | Emitted::Ended => {}
-                    Emitted::Full(event) | Emitted::Gone(event) => {
+                    EmitOutcome::Kept | EmitOutcome::Ended => {}
+                    EmitOutcome::Full(event) | EmitOutcome::Gone(event) => {
                         self.set.trash.push((None, Some(event)));
                     }
                 }

@@ -5,7 +5,7 @@ use std::ops::BitOr;
 /// One readiness event from the poller for a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ReadinessEvent {
+pub struct PollerEvent {
     /// The key under which the detector watched the descriptor.
     pub key: u32,
     /// The operations for which the descriptor became ready.

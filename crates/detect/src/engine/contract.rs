@@ -4,7 +4,7 @@ use std::{io, os::fd::BorrowedFd};
 
 use crate::{
     clock::Instant,
-    detector::{Armed, Arming, DriverHandle, Interest, Notifier, ReadinessEvent},
+    detector::{ArmOutcome, Arming, DriverHandle, Interest, Notifier, PollerEvent},
 };
 
 /// A device or a protocol without waiting: it takes packets and the time as input and returns what waiters
@@ -35,10 +35,10 @@ use crate::{
 ///    engine's lock during all of them. They run on any thread, one at a time.
 /// 2. [`take`](Self::take) is a look. It is called often and undoes nothing that [`arm`](Self::arm) has done: an armed
 ///    engine stays armed.
-/// 3. An event that comes after [`arm`](Self::arm) returned [`Armed::Armed`] makes one of the
+/// 3. An event that comes after [`arm`](Self::arm) returned [`ArmOutcome::Armed`] makes one of the
 ///    [`descriptors`](Self::descriptors) ready or calls the notifier. An event that was there before is found by the
-///    [`take`](Self::take) that follows at once, or `arm` returns [`Armed::Ready`].
-/// 4. The host calls no [`progress`](Self::progress) between an [`arm`](Self::arm) that returned [`Armed::Armed`] and the
+///    [`take`](Self::take) that follows at once, or `arm` returns [`ArmOutcome::Ready`].
+/// 4. The host calls no [`progress`](Self::progress) between an [`arm`](Self::arm) that returned [`ArmOutcome::Armed`] and the
 ///    first readiness event, notification or deadline after it.
 /// 5. A descriptor keeps its key and its generation while it is open. Another generation means another descriptor.
 ///    The host watches a duplicate, so the engine may close its own at any time.
@@ -87,10 +87,10 @@ pub trait Engine: Send + 'static {
     ///
     /// # Errors
     /// An error ends all waits, and all later ones.
-    fn arm(&mut self, context: &EngineContext<'_>) -> io::Result<Armed>;
+    fn arm(&mut self, context: &EngineContext<'_>) -> io::Result<ArmOutcome>;
 
     /// Handles the announcements of descriptors: reads what must be read before they can announce again.
-    fn notified(&mut self, ready_events: &[ReadinessEvent]) {
+    fn notified(&mut self, ready_events: &[PollerEvent]) {
         let _ = ready_events;
     }
 
@@ -217,7 +217,7 @@ impl<'a> WatchedDescriptor<'a> {
         Self { descriptor, key: 0, generation: 0, interest: Interest::Readable, is_watched: true }
     }
 
-    /// Sets the key, which must be unique among the descriptors; a [`ReadinessEvent`] carries it.
+    /// Sets the key, which must be unique among the descriptors; a [`PollerEvent`] carries it.
     pub const fn key(mut self, key: u32) -> Self {
         self.key = key;
         self

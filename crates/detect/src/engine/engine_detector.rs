@@ -13,8 +13,8 @@ use super::{
 use crate::{
     clock::Instant,
     detector::{
-        Armed, Arming, Cancel, Detector, DriverHandle, Emitted, Interest, Key, Methods, Mode,
-        PollContext, ReadinessEvent, Submitted,
+        ArmOutcome, Arming, CancelOutcome, Detector, DriverHandle, EmitOutcome, Interest, Key,
+        Methods, Mode, PollContext, PollerEvent, SubmitOutcome,
     },
     sync::Arc,
 };
@@ -96,7 +96,7 @@ impl<E: Engine> DetectorState<E> {
     /// Lets the engine work, unless it has just been armed, and delivers what it has.
     fn serve(
         &mut self,
-        ready_events: &[ReadinessEvent],
+        ready_events: &[PollerEvent],
         context: &mut PollContext<'_, EngineDetector<E>>,
     ) {
         let mut guarded = self.shared.lock();
@@ -133,11 +133,11 @@ impl<E: Engine> DetectorState<E> {
                 let Some(output) = engine.take(request) else { break };
                 let event = EngineEvent { request: request.clone(), output };
                 match context.emit(waiter, event) {
-                    Emitted::Kept if context.is_full() => break,
-                    Emitted::Kept => {}
-                    Emitted::Ended => break,
-                    Emitted::Full(EngineEvent { request, output })
-                    | Emitted::Gone(EngineEvent { request, output }) => {
+                    EmitOutcome::Kept if context.is_full() => break,
+                    EmitOutcome::Kept => {}
+                    EmitOutcome::Ended => break,
+                    EmitOutcome::Full(EngineEvent { request, output })
+                    | EmitOutcome::Gone(EngineEvent { request, output }) => {
                         drop(engine.put_back(&request, output));
                         break;
                     }
@@ -169,7 +169,7 @@ impl<E: Engine> DetectorState<E> {
 
     fn notified(
         &mut self,
-        ready_events: &[ReadinessEvent],
+        ready_events: &[PollerEvent],
         context: &mut PollContext<'_, EngineDetector<E>>,
     ) {
         let guarded = self.shared.lock();
@@ -184,13 +184,13 @@ impl<E: Engine> DetectorState<E> {
         }
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         self.spurious = 0;
         let mut guarded = self.shared.lock();
         self.descriptors.follow(&guarded.engine)?;
-        let Some(driver) = &self.descriptors.driver else { return Ok(Armed::Ready) };
+        let Some(driver) = &self.descriptors.driver else { return Ok(ArmOutcome::Ready) };
         let armed = guarded.engine.arm(&EngineContext::new(driver, true))?;
-        self.is_armed = armed == Armed::Armed;
+        self.is_armed = armed == ArmOutcome::Armed;
         guarded.is_asleep = self.is_armed;
         guarded.asleep_until = guarded.engine.next_deadline();
         // A descriptor watched only now announces what is there already.
@@ -221,13 +221,18 @@ impl<E: Engine> Detector for EngineDetector<E> {
         })
     }
 
-    fn submit(&mut self, _: Key, asked: &mut Asked<E::Request>, _: Mode) -> Submitted<Self::Event> {
+    fn submit(
+        &mut self,
+        _: Key,
+        asked: &mut Asked<E::Request>,
+        _: Mode,
+    ) -> SubmitOutcome<Self::Event> {
         let state = self.state.as_mut().expect("invariant: no call after a panic or an error");
         let mut guarded = state.shared.lock();
         let Asked::Request(request) = asked else {
             state.background += 1;
             guarded.is_kept_running = true;
-            return Submitted::Pending;
+            return SubmitOutcome::Pending;
         };
         let others_wait = std::mem::replace(&mut guarded.has_waiters, true);
         let output = guarded.engine.take(request);
@@ -235,27 +240,27 @@ impl<E: Engine> Detector for EngineDetector<E> {
         // which a descriptor no longer announces.
         state.shared.leave_to_server(guarded, others_wait && output.is_some());
         // An engine may have to work to get what is wanted.
-        output.map_or(Submitted::Queued, |output| {
-            Submitted::Ready(EngineEvent { request: request.clone(), output })
+        output.map_or(SubmitOutcome::Queued, |output| {
+            SubmitOutcome::Ready(EngineEvent { request: request.clone(), output })
         })
     }
 
-    fn cancel(&mut self, _: Key, asked: &mut Asked<E::Request>) -> Cancel {
+    fn cancel(&mut self, _: Key, asked: &mut Asked<E::Request>) -> CancelOutcome {
         if let (Asked::Background, Some(state)) = (asked, &mut self.state) {
             state.background -= 1;
         }
-        Cancel::Released
+        CancelOutcome::Released
     }
 
     fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         self.call(|state| state.serve(&[], context));
     }
 
-    fn notified(&mut self, ready_events: &[ReadinessEvent], context: &mut PollContext<'_, Self>) {
+    fn notified(&mut self, ready_events: &[PollerEvent], context: &mut PollContext<'_, Self>) {
         self.call(|state| state.notified(ready_events, context));
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         let armed = self.call(DetectorState::arm);
         if armed.is_err() {
             self.release_engine();

@@ -24,7 +24,7 @@ use crate::{
 ///
 /// ```
 /// use std::{collections::VecDeque, io};
-/// use vigie_detect::{Armed, Engine, EngineHost, Registration, Server, EngineContext};
+/// use vigie_detect::{ArmOutcome, Engine, EngineHost, Registration, Server, EngineContext};
 ///
 /// struct Mailbox(VecDeque<String>);
 ///
@@ -36,8 +36,8 @@ use crate::{
 ///         self.0.pop_front()
 ///     }
 ///
-///     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
-///         Ok(Armed::Armed)
+///     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+///         Ok(ArmOutcome::Armed)
 ///     }
 /// }
 ///
@@ -153,7 +153,7 @@ impl<E: Engine> EngineHost<E> {
     ///
     /// # Errors
     /// [`WaitError`] when the server has ended, or the engine has failed.
-    pub fn keep_running(&self) -> Result<(), WaitError> {
+    pub fn run_in_background(&self) -> Result<(), WaitError> {
         if self.background.get().is_some() {
             return Ok(());
         }
@@ -299,7 +299,7 @@ impl<E: Engine> EngineWaiter<'_, E> {
             return Poll::Ready(Err(WaitError::ServerClosed));
         }
         // Before the look: the request takes the handle's lock, which comes before the engine's.
-        if let Err(error) = host.keep_running() {
+        if let Err(error) = host.run_in_background() {
             return Poll::Ready(host.shared.post(look).ok_or(error));
         }
         match host.shared.look_or_wait((*name, number), cx.waker(), look) {
@@ -313,7 +313,7 @@ impl<E: Engine> EngineWaiter<'_, E> {
     /// is so: if it is, there is nothing to look for. Does not look: for waiters that are often polled for others' sake.
     #[inline]
     #[must_use = "a waiter that no longer waits must look"]
-    pub fn still_waits(&self, cx: &Context<'_>) -> bool {
+    pub fn renew_waker(&self, cx: &Context<'_>) -> bool {
         self.number.is_some()
             && !self.host.is_inherited()
             && self.host.shared.renew(self.name, self.number, cx.waker())

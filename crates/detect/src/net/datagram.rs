@@ -18,9 +18,9 @@ use super::{
 use crate::{
     builtin::Direction,
     detector::{Interest, Ready},
+    detectors::AsyncFd,
     network::NetworkSocket,
     server::Server,
-    stock::AsyncFd,
 };
 
 /// A socket that carries datagrams: [`UdpSocket`](super::UdpSocket) or

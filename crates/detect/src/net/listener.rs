@@ -11,7 +11,9 @@ use super::{
     socket::{self, ListenerSocket, Socket},
     stream::Stream,
 };
-use crate::{budget, builtin::Direction, network::NetworkSocket, server::Server, stock::AsyncFd};
+use crate::{
+    budget, builtin::Direction, detectors::AsyncFd, network::NetworkSocket, server::Server,
+};
 
 /// A connection of the kernel, or the name and the connection of a simulated one; and its peer.
 type Accepted<L> = (<L as ListenerSocket>::Stream, Option<NetworkSocket>, <L as Socket>::Address);

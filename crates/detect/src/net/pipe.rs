@@ -18,8 +18,8 @@ use super::{fill, socket};
 use crate::{
     builtin::Direction,
     detector::{Interest, Ready},
+    detectors::AsyncFd,
     server::Server,
-    stock::AsyncFd,
 };
 
 /// Creates a pipe: bytes written to the sender come out of the receiver.

@@ -18,7 +18,7 @@ use rustix::{
 use crate::{
     builtin::Direction,
     detector::{Interest, Ready},
-    stock::AsyncFd,
+    detectors::AsyncFd,
 };
 
 /// A socket of the standard library of a kind that has an asynchronous form here. Sealed.

@@ -23,9 +23,9 @@ use super::{
 use crate::{
     builtin::{Direction, Readiness},
     detector::{Interest, Ready},
+    detectors::AsyncFd,
     network::NetworkSocket,
     server::{Handle, Server},
-    stock::AsyncFd,
     sync::Arc,
 };
 

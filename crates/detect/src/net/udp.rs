@@ -14,7 +14,7 @@ use super::{
     refused, simulated,
     socket::{DatagramSocket, Socket, sealed::Sealed},
 };
-use crate::{builtin::Direction, server::Server, stock::AsyncFd};
+use crate::{builtin::Direction, detectors::AsyncFd, server::Server};
 
 /// A UDP socket. Methods shared with Unix sockets are at [`Datagram`].
 pub type UdpSocket = Datagram<std::net::UdpSocket>;

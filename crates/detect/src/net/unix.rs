@@ -32,7 +32,7 @@ pub use std::os::unix::net::SocketAddr;
 
 pub use self::PeerCredentials as UCred;
 pub use super::pipe;
-use crate::{network::NetworkSocket, server::Server, stock::AsyncFd};
+use crate::{detectors::AsyncFd, network::NetworkSocket, server::Server};
 
 /// A connection within the host. Methods shared with TCP connections are at [`Stream`].
 pub type UnixStream = Stream<net::UnixStream>;

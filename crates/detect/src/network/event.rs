@@ -7,7 +7,7 @@ use slab::Slab;
 use super::{
     node_id::NodeId,
     tcp::{Segment, SegmentKind},
-    trace::PacketInfo,
+    trace::TracedPacket,
     udp::UdpPacket,
 };
 use crate::clock::Instant;
@@ -22,7 +22,7 @@ pub(super) enum Happening {
 
 impl Happening {
     /// Describes a packet; timers are none.
-    pub(super) fn info(&self) -> Option<PacketInfo> {
+    pub(super) fn info(&self) -> Option<TracedPacket> {
         let (kind, from, to, size_bytes) = match self {
             Self::Segment(segment) => {
                 (segment.kind.name(), segment.from, segment.to, segment.bytes.len())
@@ -30,7 +30,7 @@ impl Happening {
             Self::Datagram(packet) => ("UDP", packet.from, packet.to, packet.bytes.len()),
             Self::Unreachable(_) | Self::Timer(_) => return None,
         };
-        Some(PacketInfo { kind, from, to, size_bytes })
+        Some(TracedPacket { kind, from, to, size_bytes })
     }
 }
 

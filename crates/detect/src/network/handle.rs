@@ -9,7 +9,7 @@ use std::{
 use super::{link::Link, node_id::NodeId, state::NetworkState, trace::TraceLog};
 use crate::{
     clock::Instant,
-    detector::{HandleAddress, ReadinessEvent, Watch},
+    detector::{HandleAddress, PollerEvent, Watch},
     sync::{Arc, PoisonError, RealGuard, RealMutex},
 };
 
@@ -202,13 +202,13 @@ impl NetworkNode {
     }
 
     /// Hands the announced readiness to `route`.
-    pub(crate) fn take_events(&self, mut route: impl FnMut(HandleAddress, ReadinessEvent)) {
+    pub(crate) fn take_events(&self, mut route: impl FnMut(HandleAddress, PollerEvent)) {
         let mut state = self.network.state();
         while let Some(id) = state.nodes[self.node.index()].announced.pop_front() {
             let Some(socket) = state.sockets.get_mut(id) else { continue };
             let ready = std::mem::take(&mut socket.announced);
             if let Some((address, key)) = socket.watch {
-                route(address, ReadinessEvent { key, ready });
+                route(address, PollerEvent { key, ready });
             }
         }
     }

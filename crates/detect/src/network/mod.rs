@@ -27,8 +27,8 @@ pub use self::{
     link::Link,
     node_id::NodeId,
     trace::{
-        DropReason, NodeChange, PacketInfo, TaskEnd, TraceDetail, TraceEvent, TraceEventKind,
-        TraceLog, TracedTask,
+        DropReason, NodeChange, TaskEnd, TraceDetail, TraceEvent, TraceEventKind, TraceLog,
+        TracedPacket, TracedTask,
     },
 };
 

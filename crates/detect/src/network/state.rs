@@ -419,7 +419,7 @@ impl NetworkState {
     fn send(&mut self, from: NodeId, ip: IpAddr, wire_bytes: u64, make: impl Fn() -> Happening) {
         let Some(to) = self.route(from, ip) else { return };
         let drop_it = |state: &mut Self, reason| {
-            if state.log.records(TraceDetail::Events) {
+            if state.log.is_recording(TraceDetail::Events) {
                 state.log_fate((from, to), &make(), PacketFate::Dropped(reason));
             }
         };
@@ -446,7 +446,7 @@ impl NetworkState {
         }
         for time in copies.into_iter().flatten() {
             let happening = make();
-            if self.log.records(TraceDetail::Events) {
+            if self.log.is_recording(TraceDetail::Events) {
                 let number = self.next_number + 1;
                 self.log_fate((from, to), &happening, PacketFate::Sent(number));
             }
@@ -527,7 +527,7 @@ impl NetworkState {
     fn happen(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
         self.note(at.as_nanos());
         self.note(node.index() as u64);
-        if self.log.records(TraceDetail::Events)
+        if self.log.is_recording(TraceDetail::Events)
             && let Some(what) = happening.info()
         {
             let packet = number;

@@ -50,7 +50,7 @@ pub enum TraceEventKind {
         /// The node that it is sent to.
         to: NodeId,
         /// The packet.
-        what: PacketInfo,
+        what: TracedPacket,
     },
     /// A packet reached the node.
     Delivered {
@@ -64,7 +64,7 @@ pub enum TraceEventKind {
         /// The node that it was sent to.
         to: NodeId,
         /// The packet.
-        what: PacketInfo,
+        what: TracedPacket,
         /// The reason for the loss.
         reason: DropReason,
     },
@@ -112,7 +112,7 @@ pub enum NodeChange {
 /// A packet, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct PacketInfo {
+pub struct TracedPacket {
     /// `SYN`, `data`, `UDP` and so on.
     pub kind: &'static str,
     /// Its source.
@@ -213,27 +213,27 @@ impl TraceLog {
     }
 
     /// Records at most `events_max` events from now on, and forgets what was recorded before.
-    pub fn record(&self, detail: TraceDetail, events_max: usize) {
+    pub fn start_recording(&self, detail: TraceDetail, events_max: usize) {
         *self.locked() = TraceEvents { events: VecDeque::new(), events_max, lost: 0 };
         self.detail.store(detail as u8, Ordering::Relaxed);
     }
 
     /// Returns whether events with this detail are recorded.
     #[must_use]
-    pub fn records(&self, detail: TraceDetail) -> bool {
+    pub fn is_recording(&self, detail: TraceDetail) -> bool {
         self.detail.load(Ordering::Relaxed) >= detail as u8
     }
 
     /// Adds an event, if events are recorded.
     pub fn note(&self, at: Instant, node: NodeId, kind: impl FnOnce() -> TraceEventKind) {
-        if !self.records(TraceDetail::Events) {
+        if !self.is_recording(TraceDetail::Events) {
             return;
         }
         let event = TraceEvent { at, node, kind: kind() };
         let mut log = self.locked();
         if log.events.len() >= log.events_max {
             log.lost += 1;
-            if self.records(TraceDetail::Polls) || log.events.pop_front().is_none() {
+            if self.is_recording(TraceDetail::Polls) || log.events.pop_front().is_none() {
                 return;
             }
         }
@@ -273,7 +273,7 @@ impl fmt::Display for TracedTask {
     }
 }
 
-impl fmt::Display for PacketInfo {
+impl fmt::Display for TracedPacket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, from, to, size_bytes } = self;
         write!(f, "{kind} {from} to {to}")?;

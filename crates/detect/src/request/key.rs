@@ -45,7 +45,7 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a request in flight must not be freed"]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
-pub enum Cancel {
+pub enum CancelOutcome {
     /// The detector has forgotten the request; it may be freed now.
     Released,
     /// The kernel or a device may still access what the request owns. The request stays at its

@@ -5,6 +5,6 @@ mod key;
 mod set;
 pub(crate) mod slot;
 
-pub use key::{Cancel, Key, Mode};
+pub use key::{CancelOutcome, Key, Mode};
 pub(crate) use set::{PendingSet, Trash};
 pub(crate) use slot::{EventSlot, SlotEnd, SlotItem, WaiterKind, WaiterToken};

@@ -19,7 +19,7 @@ use std::{mem, task::Waker};
 
 use super::{
     entries::{Entries, NIL, Phase, RequestEntry},
-    key::{Cancel, Key, Mode},
+    key::{CancelOutcome, Key, Mode},
     slot::{EventSlot, SlotEnd},
 };
 use crate::{error::WaitError, sync::Arc};
@@ -105,7 +105,7 @@ impl<R, E> PendingSet<R, E> {
     pub(crate) fn release(
         &mut self,
         key: Key,
-        cancel: impl FnOnce(&mut R) -> Option<Cancel>,
+        cancel: impl FnOnce(&mut R) -> Option<CancelOutcome>,
     ) -> Option<R> {
         match self.phase(key) {
             Some(Phase::Ended) => {
@@ -118,12 +118,12 @@ impl<R, E> PendingSet<R, E> {
                 let answer = cancel(request);
                 self.unlink(key.index);
                 match answer {
-                    Some(Cancel::Released) => {
+                    Some(CancelOutcome::Released) => {
                         let request = self.entry_mut(key.index).request.take();
                         self.entries.free(key.index);
                         request
                     }
-                    Some(Cancel::InFlight) => {
+                    Some(CancelOutcome::InFlight) => {
                         self.entry_mut(key.index).phase = Phase::Cancelling;
                         self.cancelling_count += 1;
                         None

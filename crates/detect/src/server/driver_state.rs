@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    detector::{HandleAddress, ReadinessEvent},
+    detector::{HandleAddress, PollerEvent},
     sync::{Arc, Ordering},
 };
 
@@ -21,7 +21,7 @@ pub(crate) struct DriverState {
     /// Handles that left the table, dropped after the lock is released.
     pub(super) retired: Vec<HandleRow>,
     pub(super) routed: Vec<RoutedEvent>,
-    pub(super) ready_events: Vec<ReadinessEvent>,
+    pub(super) ready_events: Vec<PollerEvent>,
     pub(super) notified: Vec<HandleAddress>,
     /// The rows that the server must poll itself, and those that have had a deadline.
     pub(super) active: Vec<u32>,

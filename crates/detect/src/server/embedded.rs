@@ -39,7 +39,7 @@ impl Server {
     /// ```
     /// use std::{future::Future, pin::pin, task::{Context, Waker}};
     /// use rustix::event::{PollFd, PollFlags, poll};
-    /// use vigie_detect::{Flavor, Server, stock::channel::channel};
+    /// use vigie_detect::{Flavor, Server, detectors::channel::channel};
     ///
     /// let server = Server::new(Flavor::UserLevel)?;
     /// let mut driver = server.embed();

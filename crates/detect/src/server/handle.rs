@@ -13,7 +13,7 @@ use super::{
     registered::{PollCause, Registered},
 };
 use crate::{
-    detector::{Detector, Key, Mode, ReadinessEvent, WakeList},
+    detector::{Detector, Key, Mode, PollerEvent, WakeList},
     error::WaitError,
     policy::{History, Strategy},
     request::{EventSlot, SlotEnd, SlotItem, WaiterKind, WaiterToken},
@@ -115,7 +115,7 @@ impl<D: Detector> Handle<D> {
 
     /// Passes a readiness event to the detector, on the thread that saw it. The caller wakes the
     /// waiters.
-    pub(crate) fn deliver(&self, ready_event: ReadinessEvent, batch: &mut WakeList) {
+    pub(crate) fn deliver(&self, ready_event: PollerEvent, batch: &mut WakeList) {
         let inner = &*self.user.inner;
         inner.poll(PollCause::Ready(&[ready_event]), inner.driver.now(), batch);
     }

@@ -19,8 +19,8 @@ use crate::{
     budget,
     clock::{Instant, nanos},
     detector::{
-        Armed, Arming, Cancel, Detector, DriverHandle, Key, Methods, Mode, Pending, PollContext,
-        Submitted, WakeList,
+        ArmOutcome, Arming, CancelOutcome, Detector, DriverHandle, Key, Methods, Mode, Pending,
+        PollContext, SubmitOutcome, WakeList,
     },
     error::{RegisterError, WaitError, caught, discard, in_callback},
     policy::{
@@ -205,28 +205,28 @@ impl<D: Detector> HandleInner<D> {
         };
         let mut is_queued = false;
         match submitted {
-            Ok(Submitted::Pending) => {}
-            Ok(Submitted::Queued) => is_queued = true,
-            Ok(Submitted::Ready(event)) if mode == Mode::Once && !budget::may_proceed() => {
+            Ok(SubmitOutcome::Pending) => {}
+            Ok(SubmitOutcome::Queued) => is_queued = true,
+            Ok(SubmitOutcome::Ready(event)) if mode == Mode::Once && !budget::may_proceed() => {
                 // The waiter must yield: it finds the event in its slot, which has no waiter yet.
                 core.pending.end(key, event, &mut Vec::new());
                 return Ok(Submission::Pending(key, slot));
             }
-            Ok(Submitted::Ready(event)) if mode == Mode::Once => {
-                let request = core.pending.release(key, |_| Some(Cancel::Released));
+            Ok(SubmitOutcome::Ready(event)) if mode == Mode::Once => {
+                let request = core.pending.release(key, |_| Some(CancelOutcome::Released));
                 drop(guard);
                 drop(request);
                 return Ok(Submission::Ready(event));
             }
-            Ok(Submitted::Ready(event)) => {
+            Ok(SubmitOutcome::Ready(event)) => {
                 let mut nobody = Vec::new();
                 let full = slot.push(event, self.stream_capacity, D::merge, &mut nobody);
                 debug_assert!(full.is_ok() && nobody.is_empty(), "invariant: a new slot is empty");
                 // There may be more than this first event.
                 is_queued = true;
             }
-            Ok(Submitted::Rejected(error)) => {
-                let request = core.pending.release(key, |_| Some(Cancel::Released));
+            Ok(SubmitOutcome::Rejected(error)) => {
+                let request = core.pending.release(key, |_| Some(CancelOutcome::Released));
                 drop(guard);
                 drop(request);
                 return Err(WaitError::Failed(error));
@@ -588,7 +588,7 @@ impl<D: Detector> Registered for HandleInner<D> {
                 }
             };
             let mut reported = self.poll_core(core, PollCause::Poll, now, batch);
-            if armed == Armed::Ready {
+            if armed == ArmOutcome::Ready {
                 reported = reported.max(1);
             }
             self.watch.is_armed.store(reported == 0, Ordering::Relaxed);
@@ -700,10 +700,10 @@ impl<D: Detector> Registered for HandleInner<D> {
             }
             let Some(request) = core.pending.request_mut(key) else { continue };
             match caught("cancel", || detector.cancel(key, request)) {
-                Ok(Cancel::Released) => {
+                Ok(CancelOutcome::Released) => {
                     core.pending.fail(key, WaitError::ServerClosed, false, &mut batch.wakers);
                 }
-                Ok(Cancel::InFlight) => {
+                Ok(CancelOutcome::InFlight) => {
                     // A buffer that its completion returns is still delivered; but the end of a
                     // stream must not look like that of its peer.
                     core.pending.cancel_at_shutdown(

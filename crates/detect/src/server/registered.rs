@@ -3,7 +3,7 @@
 use super::{metrics::HandleReport, waits::WaitReport, watch_state::WatchState};
 use crate::{
     clock::Instant,
-    detector::{ReadinessEvent, WakeList},
+    detector::{PollerEvent, WakeList},
 };
 
 /// The reason for a poll.
@@ -12,7 +12,7 @@ pub(crate) enum PollCause<'a> {
     /// The strategy, a notifier or a deadline asks for a poll.
     Poll,
     /// The poller announced these events.
-    Ready(&'a [ReadinessEvent]),
+    Ready(&'a [PollerEvent]),
 }
 
 /// A handle's answer before a sleep.

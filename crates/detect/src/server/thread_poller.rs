@@ -43,7 +43,7 @@ use super::{Server, current::with_current, handle::Handle};
 use crate::{
     builtin::{Direction, IoSource, Readiness, ready_of},
     clock::{Instant, monotonic_now},
-    detector::{ReadinessEvent, WakeList},
+    detector::{PollerEvent, WakeList},
     fork::ForkGeneration,
     sync::{Arc, AtomicU8, OnceLock, Ordering, thread, thread_local},
 };
@@ -426,8 +426,7 @@ impl PollEntry {
         let ready = ready_of(found);
         let ready_event =
             if found.contains(PollFlags::NVAL) { self.direction.mask() } else { ready };
-        self.readiness
-            .deliver(ReadinessEvent { key: self.source.key(), ready: ready_event }, batch);
+        self.readiness.deliver(PollerEvent { key: self.source.key(), ready: ready_event }, batch);
     }
 }
 

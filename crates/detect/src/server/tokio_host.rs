@@ -39,7 +39,7 @@ impl Server {
     ///
     /// # Examples
     /// ```
-    /// use vigie_detect::{Server, stock::channel::channel};
+    /// use vigie_detect::{Server, detectors::channel::channel};
     ///
     /// # tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
     /// let host = Server::spawn_in_tokio()?;

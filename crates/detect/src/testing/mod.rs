@@ -5,4 +5,4 @@ mod simulation;
 mod virtual_host;
 
 pub use simulation::{Simulated, Simulation};
-pub use virtual_host::{Deadlock, VirtualHost};
+pub use virtual_host::{Deadlock, SimulatedHost};

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use super::virtual_host::{Deadlock, VirtualHost};
+use super::virtual_host::{Deadlock, SimulatedHost};
 use crate::{
     clock::{Instant, VirtualClock},
     network::SimulatedNetwork,
@@ -42,7 +42,7 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Simulation {
-    host: VirtualHost,
+    host: SimulatedHost,
     tasks: Vec<Option<SimulatedTask>>,
     woken: Arc<Mutex<Vec<usize>>>,
 }
@@ -118,7 +118,7 @@ impl Simulation {
     #[must_use]
     pub fn with_policy(seed: u64, policy: impl Into<Adaptive>) -> Self {
         Self {
-            host: VirtualHost::with_policy(seed, policy),
+            host: SimulatedHost::with_policy(seed, policy),
             tasks: Vec::new(),
             woken: Arc::new(Mutex::new(Vec::new())),
         }

@@ -15,7 +15,7 @@ use crate::{
 /// Servers in virtual time, one for each node of a [`SimulatedNetwork`], with their drivers, a clock and randomness. For
 /// schedulers: they run tasks, and call [`advance`](Self::advance) when none can run.
 #[derive(Debug)]
-pub struct VirtualHost {
+pub struct SimulatedHost {
     nodes: Vec<HostedNode>,
     network: SimulatedNetwork,
     clock: Arc<VirtualClock>,
@@ -82,7 +82,7 @@ impl fmt::Display for Deadlock {
 
 impl Error for Deadlock {}
 
-impl VirtualHost {
+impl SimulatedHost {
     /// Creates a host whose clock starts at zero and whose randomness comes from `seed`. Timers fire exactly at their
     /// deadlines. Its first node is known as `main` and has the address 10.0.0.1.
     ///

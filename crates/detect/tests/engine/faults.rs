@@ -19,8 +19,8 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Detected, Driver, Engine, EngineContext, EngineHost, EngineWait, Flavor, Instant,
-    Notifier, Progress, ReadinessEvent, RegisterError, Registration, Server, WaitError,
+    ArmOutcome, Detected, Driver, Engine, EngineContext, EngineHost, EngineWait, Flavor, Instant,
+    Notifier, PollerEvent, Progress, RegisterError, Registration, Server, WaitError,
     WatchedDescriptor,
 };
 
@@ -192,7 +192,7 @@ impl Engine for Fragile {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         self.trip(Place::Arm);
         if self.place == Place::ArmFails {
             return Err(io::Error::other("no arming"));
@@ -200,10 +200,10 @@ impl Engine for Fragile {
         if self.place == Place::Descriptor {
             self.file = Some(File::open("/proc/self/exe")?);
         }
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
-    fn notified(&mut self, _: &[ReadinessEvent]) {
+    fn notified(&mut self, _: &[PollerEvent]) {
         self.trip(Place::Announced);
         let _ = self.socket.read(&mut [0; 16]);
     }
@@ -427,15 +427,15 @@ impl Engine for Changing {
         self.told.pop()
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         if self.sockets.len() > 1 {
             self.sockets.remove(0);
             self.generation += 1;
         }
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
-    fn notified(&mut self, ready_events: &[ReadinessEvent]) {
+    fn notified(&mut self, ready_events: &[PollerEvent]) {
         self.told.extend(ready_events.iter().map(|ready_event| ready_event.key));
     }
 
@@ -487,11 +487,11 @@ impl Engine for Pausing {
         (self.told > 0).then(|| mem::take(&mut self.told))
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
-        Ok(Armed::Armed)
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 
-    fn notified(&mut self, _: &[ReadinessEvent]) {
+    fn notified(&mut self, _: &[PollerEvent]) {
         self.told += 1;
     }
 
@@ -518,7 +518,7 @@ fn pausing() -> (Server, Driver, EngineHost<Pausing>, UnixStream) {
     let engine = Pausing { socket: socket.into(), is_watched: true, told: 0, worked: 0, waker };
     let host = EngineHost::new(&server, engine, Registration::named("pausing"));
     let host = host.expect("registered");
-    host.keep_running().expect("the server is there");
+    host.run_in_background().expect("the server is there");
     (server, driver, host, peer)
 }
 

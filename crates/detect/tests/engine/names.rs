@@ -13,7 +13,7 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Driver, Engine, EngineContext, EngineHost, EngineWaiter, Instant, Progress,
+    ArmOutcome, Driver, Engine, EngineContext, EngineHost, EngineWaiter, Instant, Progress,
     Registration, Server, WaitError,
 };
 
@@ -156,7 +156,7 @@ fn many_waiters() {
 fn who_is_rung_for() {
     let (server, mut driver) = server();
     let (host, _peer) = boxes(&server);
-    host.keep_running().expect("the server is there");
+    host.run_in_background().expect("the server is there");
     let is_notified = || server.has_announced_events(server.now());
     let asleep = |driver: &mut Driver| {
         driver.detect();
@@ -209,12 +209,12 @@ impl Engine for Brittle {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         self.trip("arm");
         if self.place == Some("an error") {
             return Err(io::Error::other("no arming"));
         }
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -292,7 +292,7 @@ fn an_engine_that_fails() {
             }
         };
         assert!(count.get() > 0, "{place}: it is woken");
-        assert!(!waiter.still_waits(&cx), "{place}");
+        assert!(!waiter.renew_waker(&cx), "{place}");
         for mut waiter in [waiter, host.waiter(3)] {
             let ended = waiter.poll(&cx, |_| None::<()>);
             assert!(
@@ -354,7 +354,7 @@ fn wakers_that_call() {
     for _ in 0..2 {
         let looked = waiter.poll(&Context::from_waker(&calls()), |_| None::<()>);
         assert!(looked.is_pending());
-        assert!(waiter.still_waits(&Context::from_waker(&calls())));
+        assert!(waiter.renew_waker(&Context::from_waker(&calls())));
     }
     host.post(|boxes| boxes.put(1));
     assert!(waiter.poll(&Context::from_waker(&calls()), |_| None::<()>).is_pending());
@@ -383,8 +383,8 @@ impl Engine for Outer {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
-        Ok(Armed::Armed)
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 }
 
@@ -420,8 +420,8 @@ fn work_without_waiters() {
     prepare(&mut driver);
     driver.detect();
     assert_eq!(host.with(|boxes| boxes.numbers.len()), 0, "it was not asked to");
-    host.keep_running().expect("the server is there");
-    host.keep_running().expect("once is enough");
+    host.run_in_background().expect("the server is there");
+    host.run_in_background().expect("once is enough");
     for name in 2..4 {
         send(&peer, name);
         driver.detect();

@@ -8,7 +8,9 @@ use std::{
     task::Poll,
 };
 
-use vigie_detect::{Armed, Engine, EngineContext, EngineHost, Registration, WatchedDescriptor};
+use vigie_detect::{
+    ArmOutcome, Engine, EngineContext, EngineHost, Registration, WatchedDescriptor,
+};
 
 use super::{
     faults::{poll, prepare, server},
@@ -40,9 +42,9 @@ impl Engine for Parity {
         None
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         let is_empty = self.arrived.iter().all(VecDeque::is_empty);
-        Ok(if is_empty { Armed::Armed } else { Armed::Ready })
+        Ok(if is_empty { ArmOutcome::Armed } else { ArmOutcome::Ready })
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {

@@ -19,7 +19,7 @@ trait Host: Send + Sync + 'static {
     /// Takes one, or registers the waker. `None` is the end.
     fn poll(&self, cx: &Context<'_>, number: &mut Option<u64>) -> Poll<Option<()>>;
     /// Registers the waker, if there was nothing to take since the last look.
-    fn still_waits(&self, cx: &Context<'_>, number: Option<u64>) -> bool;
+    fn renew_waker(&self, cx: &Context<'_>, number: Option<u64>) -> bool;
     fn leave(&self, number: &mut Option<u64>);
     fn end(&self);
 }
@@ -34,8 +34,8 @@ impl Host for Named {
     fn poll(&self, cx: &Context<'_>, number: &mut Option<u64>) -> Poll<Option<()>> {
         self.poll(cx, number, true)
     }
-    fn still_waits(&self, cx: &Context<'_>, number: Option<u64>) -> bool {
-        self.still_waits(cx, number)
+    fn renew_waker(&self, cx: &Context<'_>, number: Option<u64>) -> bool {
+        self.renew_waker(cx, number)
     }
     fn leave(&self, number: &mut Option<u64>) {
         self.leave(number);
@@ -75,13 +75,13 @@ impl<const FAULT: u8> Host for Mutant<FAULT> {
         }
         self.0.poll(cx, number, true)
     }
-    fn still_waits(&self, cx: &Context<'_>, number: Option<u64>) -> bool {
+    fn renew_waker(&self, cx: &Context<'_>, number: Option<u64>) -> bool {
         if FAULT == RENEWS_UNSEEN {
             // Waits on, whether or not it was woken.
             let mut number = number;
             return self.0.poll(cx, &mut number, false).is_pending();
         }
-        self.0.still_waits(cx, number)
+        self.0.renew_waker(cx, number)
     }
     fn leave(&self, number: &mut Option<u64>) {
         self.0.leave(number);
@@ -153,7 +153,7 @@ impl<const FAULT: u8> Host for Listed<FAULT> {
             Poll::Pending
         })
     }
-    fn still_waits(&self, _: &Context<'_>, number: Option<u64>) -> bool {
+    fn renew_waker(&self, _: &Context<'_>, number: Option<u64>) -> bool {
         self.with(|list| number.is_some_and(|number| list.wakers.contains_key(&number)))
     }
     fn leave(&self, number: &mut Option<u64>) {
@@ -239,7 +239,7 @@ fn moves<H: Host>() {
     let waker = Waker::from(task.clone());
     let cx = Context::from_waker(&waker);
     loop {
-        if !host.still_waits(&cx, number) && host.poll(&cx, &mut number).is_ready() {
+        if !host.renew_waker(&cx, number) && host.poll(&cx, &mut number).is_ready() {
             break;
         }
         task.0.sleep();

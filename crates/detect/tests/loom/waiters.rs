@@ -13,8 +13,8 @@ use loom::{
     thread,
 };
 use vigie_detect::{
+    detectors::readiness::ReadyEvent,
     loom_exports::{WaiterToken, WatchedSource},
-    stock::readiness::ReadyEvent,
 };
 
 use crate::{PollerHandle, Task, fails};

@@ -14,13 +14,13 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vigie_detect::{
-    Arming, Blocker, Detector, Driver, Emitted, Flavor, Handle, Key, Methods, Mode, PollContext,
-    RegisterError, Registration, Server, Strategy, Submitted, WaitError,
+    Arming, Blocker, Detector, Driver, EmitOutcome, Flavor, Handle, Key, Methods, Mode,
+    PollContext, RegisterError, Registration, Server, Strategy, SubmitOutcome, WaitError,
     conformance::{
         EventIdentity, Harness, Hosts, Profile, Rule, SetupError, Trigger, Unclaimed, Violation,
         World,
     },
-    stock::blocking::{Blocking, blocking, interruptible},
+    detectors::blocking::{Blocking, blocking, interruptible},
 };
 
 use crate::{kit::child::in_child, pass, seen};
@@ -186,8 +186,11 @@ impl Detector for Letterbox {
         Some(Blocker::interruptible(move |_| called.block(fault), move || post.interrupt()))
     }
 
-    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> Submitted<usize> {
-        lock(&self.post.letters).queue.pop_front().map_or(Submitted::Pending, Submitted::Ready)
+    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> SubmitOutcome<usize> {
+        lock(&self.post.letters)
+            .queue
+            .pop_front()
+            .map_or(SubmitOutcome::Pending, SubmitOutcome::Ready)
     }
 
     fn poll(&mut self, context: &mut PollContext<'_, Self>) {
@@ -196,7 +199,8 @@ impl Detector for Letterbox {
                 return context.more();
             }
             let Some(letter) = lock(&self.post.letters).queue.pop_front() else { return };
-            if let Emitted::Full(letter) | Emitted::Gone(letter) = context.emit(key, letter) {
+            if let EmitOutcome::Full(letter) | EmitOutcome::Gone(letter) = context.emit(key, letter)
+            {
                 return lock(&self.post.letters).queue.push_front(letter);
             }
         }

@@ -15,10 +15,10 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use vigie_detect::{
-    Arming, Detected, Detector, DriverHandle, Emitted, Flavor, Handle, Key, Methods, Mode,
-    PollContext, Ready, RegisterError, Registration, Server, Strategy, Submitted,
+    Arming, Detected, Detector, DriverHandle, EmitOutcome, Flavor, Handle, Key, Methods, Mode,
+    PollContext, Ready, RegisterError, Registration, Server, Strategy, SubmitOutcome,
     conformance::{EventIdentity, Harness, Hosts, Profile, Rule, Trigger, Unclaimed, World},
-    stock::{
+    detectors::{
         readiness::Direction,
         signal::{Arrived, SignalKind, Signals, signal},
         signal_io::{SignalIo, SignalIoRequest, signal_io},
@@ -230,18 +230,18 @@ impl Detector for Faulty {
         Ok(())
     }
 
-    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> Submitted<()> {
+    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> SubmitOutcome<()> {
         if self.fault == Fault::ForgetsWhatWasBefore {
             self.taken = self.arrivals();
         }
-        if self.take() { Submitted::Ready(()) } else { Submitted::Pending }
+        if self.take() { SubmitOutcome::Ready(()) } else { SubmitOutcome::Pending }
     }
 
     fn poll(&mut self, round: &mut PollContext<'_, Self>) {
         while let Some(key) = round.oldest()
             && self.take()
         {
-            if !matches!(round.emit(key, ()), Emitted::Kept | Emitted::Ended) {
+            if !matches!(round.emit(key, ()), EmitOutcome::Kept | EmitOutcome::Ended) {
                 self.taken -= 1;
             }
         }

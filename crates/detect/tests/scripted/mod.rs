@@ -14,8 +14,9 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Arming, Cancel, Detector, Driver, DriverHandle, Emitted, Flavor, Handle, Instant, Key,
-    Methods, Mode, Notifier, Pending, PollContext, RegisterError, Registration, Server, Submitted,
+    ArmOutcome, Arming, CancelOutcome, Detector, Driver, DriverHandle, EmitOutcome, Flavor, Handle,
+    Instant, Key, Methods, Mode, Notifier, Pending, PollContext, RegisterError, Registration,
+    Server, SubmitOutcome,
 };
 
 /// A call by the server.
@@ -75,7 +76,7 @@ pub(crate) struct Script {
     pub(crate) methods: Methods,
     pub(crate) arming: Arming,
     /// The result of `cancel`.
-    pub(crate) cancel: Cancel,
+    pub(crate) cancel: CancelOutcome,
     pub(crate) deadline: Option<Instant>,
     /// By the request's number; those that are being cancelled too.
     pub(crate) known: BTreeMap<u64, Key>,
@@ -98,7 +99,7 @@ impl Default for Script {
         Self {
             methods: Methods::CHECK | Methods::GROUP | Methods::NOTIFY,
             arming: Arming::BeforeSleep,
-            cancel: Cancel::Released,
+            cancel: CancelOutcome::Released,
             deadline: None,
             known: BTreeMap::new(),
             orders: VecDeque::new(),
@@ -187,7 +188,7 @@ impl Detector for Scripted {
         Ok(())
     }
 
-    fn submit(&mut self, key: Key, ask: &mut Ask, mode: Mode) -> Submitted<Told> {
+    fn submit(&mut self, key: Key, ask: &mut Ask, mode: Mode) -> SubmitOutcome<Told> {
         let mut script = self.script();
         script.calls.push(Call::Submit(ask.id));
         let ready = script.ready.remove(&ask.id);
@@ -195,8 +196,8 @@ impl Detector for Scripted {
             script.known.insert(ask.id, key);
         }
         match ready {
-            Some(value) => Submitted::Ready(script.event(value)),
-            None => Submitted::Pending,
+            Some(value) => SubmitOutcome::Ready(script.event(value)),
+            None => SubmitOutcome::Pending,
         }
     }
 
@@ -230,9 +231,9 @@ impl Detector for Scripted {
                     let event = script.event(value);
                     drop(script);
                     match context.emit(key, event) {
-                        Emitted::Kept => {}
-                        Emitted::Ended => drop(self.script().known.remove(&id)),
-                        Emitted::Full(event) | Emitted::Gone(event) => {
+                        EmitOutcome::Kept => {}
+                        EmitOutcome::Ended => drop(self.script().known.remove(&id)),
+                        EmitOutcome::Full(event) | EmitOutcome::Gone(event) => {
                             self.script().refused.push((id, event.value));
                         }
                     }
@@ -251,15 +252,15 @@ impl Detector for Scripted {
         }
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         self.script().calls.push(Call::Arm);
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
-    fn cancel(&mut self, _: Key, ask: &mut Ask) -> Cancel {
+    fn cancel(&mut self, _: Key, ask: &mut Ask) -> CancelOutcome {
         let mut script = self.script();
         script.calls.push(Call::Cancel(ask.id));
-        if script.cancel == Cancel::Released {
+        if script.cancel == CancelOutcome::Released {
             script.known.remove(&ask.id);
         }
         script.cancel

@@ -44,7 +44,7 @@ pub enum LoadError {
     },
     /// The maps given differ from the program's.
     #[error("the program's map {index} is {wanted:?}, not {given:?}")]
-    OtherMap {
+    MapMismatch {
         /// The index of the map.
         index: usize,
         /// The program's.
@@ -109,13 +109,13 @@ impl LoadedProgram {
     /// Loads a program with existing maps, which other programs may share.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and [`LoadError::OtherMap`] if the maps differ from the program's.
+    /// As [`load`](Self::load), and [`LoadError::MapMismatch`] if the maps differ from the program's.
     pub fn load_with(program: &Program, maps: Vec<KernelMap>) -> Result<Self, LoadError> {
         for index in 0..maps.len().max(program.maps().len()) {
             let (wanted, given) =
                 (program.maps().get(index).copied(), maps.get(index).map(BpfMap::spec));
             if wanted != given {
-                return Err(LoadError::OtherMap { index, wanted, given });
+                return Err(LoadError::MapMismatch { index, wanted, given });
             }
         }
 

@@ -3,7 +3,7 @@
 use std::{fmt, io};
 
 use vigie_detect::{
-    Armed, Engine, EngineContext, EngineEvents, EngineHost, Instant, Progress, RegisterError,
+    ArmOutcome, Engine, EngineContext, EngineEvents, EngineHost, Instant, Progress, RegisterError,
     Registration, Server, WaitError, WatchedDescriptor,
 };
 
@@ -143,11 +143,11 @@ impl Engine for HostEngine {
         Progress::More
     }
 
-    fn arm(&mut self, turn: &EngineContext<'_>) -> io::Result<Armed> {
-        let Some(forwarder) = &mut self.forwarder else { return Ok(Armed::Armed) };
+    fn arm(&mut self, turn: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+        let Some(forwarder) = &mut self.forwarder else { return Ok(ArmOutcome::Armed) };
         forwarder.watch(turn.now());
         let is_ready = forwarder.arm().map_err(io::Error::other)?;
-        Ok(if is_ready { Armed::Ready } else { Armed::Armed })
+        Ok(if is_ready { ArmOutcome::Ready } else { ArmOutcome::Armed })
     }
 
     /// The descriptors of the open links, numbered by port.

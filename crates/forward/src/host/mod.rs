@@ -35,7 +35,7 @@
 //! Between the ends of a veth pair checksums are not computed and segments are not cut, since each end treats the other
 //! as a network card. Checksums are completed before the stages, which can thus rely on them: AF_PACKET tells which are
 //! missing; with AF_XDP the partial sum in the field gives them away. Segments are cut ([`Segments::Cut`]) or dropped
-//! and counted ([`Reason::Segments`]).
+//! and counted ([`DropReason::Segments`]).
 //!
 //! # Interfaces that go down or disappear
 //! While an interface is down, packets for it are dropped and counted. An interface that disappears, with its namespace
@@ -58,7 +58,7 @@ pub use self::async_forwarder::{AsyncForwarder, HostEvents};
 use self::port::{AttachedInterface, FrameRules, Inbound, SendOutcome};
 use crate::{
     packet::{Packet, Port},
-    pipeline::{OnFull, Pipeline, Reason},
+    pipeline::{DropReason, OnFull, Pipeline},
     tables::TrafficCounters,
 };
 
@@ -119,7 +119,7 @@ pub enum ForwarderError {
     },
     /// A setting out of range.
     #[error("{name} is {value}, and must be at least 1")]
-    Setting {
+    InvalidSetting {
         /// The setting.
         name: &'static str,
         /// Its value.
@@ -177,7 +177,7 @@ impl ForwarderBuilder {
     pub fn build(self) -> Result<Forwarder, ForwarderError> {
         for (name, value) in [("batch", self.batch), ("waiting_packets", self.waiting_packets)] {
             if value == 0 {
-                return Err(ForwarderError::Setting { name, value });
+                return Err(ForwarderError::InvalidSetting { name, value });
             }
         }
         let mut ports = Vec::<AttachedInterface>::new();
@@ -245,7 +245,7 @@ impl Exit<'_> {
     fn depart(&mut self, port: Port, packet: &Packet, is_copy: bool) {
         let Some(attachment) = self.ports.iter_mut().find(|one| one.port() == port && one.sends())
         else {
-            return self.counters.count_dropped(Reason::NoPort, 1);
+            return self.counters.count_dropped(DropReason::NoPort, 1);
         };
         match attachment.send(packet, self.waiting_packets, self.drops || is_copy) {
             SendOutcome::Now => add(&mut self.sent, (1, to_u64(packet.len()))),

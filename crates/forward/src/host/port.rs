@@ -10,7 +10,7 @@ use vigie_via::link::{
 use super::{HostEvent, Segments};
 use crate::{
     packet::{Packet, Port, Sum, TAG_BYTES, TAGS_MAX, TCP, Tag, UDP},
-    pipeline::Reason,
+    pipeline::DropReason,
 };
 
 /// The memory of a packet until it holds a longer frame.
@@ -76,12 +76,12 @@ impl Inbound {
 
     /// Does what the sender left undone. Returns the pieces if segments were cut.
     #[inline]
-    pub(super) fn prepare(&mut self, rules: FrameRules) -> Result<Option<Vec<Packet>>, Reason> {
+    pub(super) fn prepare(&mut self, rules: FrameRules) -> Result<Option<Vec<Packet>>, DropReason> {
         if self.is_odd {
-            return Err(Reason::Malformed);
+            return Err(DropReason::Malformed);
         }
         if self.is_cut {
-            return Err(Reason::Segments);
+            return Err(DropReason::Segments);
         }
         if self.packet.len() > rules.mtu + HEADER_BYTES {
             return self.cut(rules);
@@ -100,8 +100,8 @@ impl Inbound {
     }
 
     #[cold]
-    fn cut(&mut self, rules: FrameRules) -> Result<Option<Vec<Packet>>, Reason> {
-        let headers = self.packet.headers().map_err(|_| Reason::Segments)?;
+    fn cut(&mut self, rules: FrameRules) -> Result<Option<Vec<Packet>>, DropReason> {
+        let headers = self.packet.headers().map_err(|_| DropReason::Segments)?;
         let length = self.packet.len() - headers.network_at;
         if length <= rules.mtu {
             // Only its tags make it so long.
@@ -109,9 +109,9 @@ impl Inbound {
             return Ok(None);
         }
         if rules.segments == Segments::Refuse {
-            return Err(Reason::Segments);
+            return Err(DropReason::Segments);
         }
-        self.packet.cut_segments(rules.cut_to).ok().flatten().map(Some).ok_or(Reason::Segments)
+        self.packet.cut_segments(rules.cut_to).ok().flatten().map(Some).ok_or(DropReason::Segments)
     }
 }
 
@@ -141,7 +141,7 @@ fn may_lack_checksum(frame: &[u8]) -> bool {
 pub(super) enum SendOutcome {
     Now,
     Waits,
-    Dropped(Reason),
+    Dropped(DropReason),
 }
 
 /// An interface.
@@ -263,7 +263,7 @@ impl AttachedInterface {
             }
         }
         if drops && self.waiting.len() >= waiting_max {
-            return SendOutcome::Dropped(Reason::BufferFull);
+            return SendOutcome::Dropped(DropReason::BufferFull);
         }
         self.waiting.push_back(packet.clone());
         SendOutcome::Waits
@@ -284,7 +284,7 @@ impl AttachedInterface {
 
     /// Sends waiting packets while there is room. Returns the number of packets and bytes, and how many were dropped
     /// because they can no longer be sent.
-    pub(super) fn send_waiting(&mut self) -> (usize, u64, Option<(Reason, usize)>) {
+    pub(super) fn send_waiting(&mut self) -> (usize, u64, Option<(DropReason, usize)>) {
         let (mut packets, mut bytes) = (0, 0);
         let mut lost = None;
         while let Some(packet) = self.waiting.pop_front() {
@@ -352,7 +352,7 @@ impl AttachedInterface {
                     on_event(HostEvent::Link(self.port, event));
                     match event {
                         LinkEvent::Removed => self.close(now),
-                        LinkEvent::Mtu(mtu) => self.mtu_changed(mtu, now),
+                        LinkEvent::MtuChanged(mtu) => self.mtu_changed(mtu, now),
                         _ => {}
                     }
                 }
@@ -412,12 +412,12 @@ impl AttachedInterface {
 
 /// Returns the reason why a packet could not be sent.
 #[cold]
-const fn reason(error: &LinkError) -> Reason {
+const fn reason(error: &LinkError) -> DropReason {
     match error {
-        LinkError::Removed => Reason::Gone,
-        LinkError::TooLong { .. } => Reason::TooLong,
-        LinkError::Full => Reason::BufferFull,
-        _ => Reason::Down,
+        LinkError::Removed => DropReason::Gone,
+        LinkError::TooLong { .. } => DropReason::TooLong,
+        LinkError::Full => DropReason::BufferFull,
+        _ => DropReason::Down,
     }
 }
 

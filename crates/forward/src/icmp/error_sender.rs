@@ -7,7 +7,7 @@ use vigie_detect::Instant;
 use super::{ErrorCause, ErrorContext, QUOTED_BYTES_MAX};
 use crate::{
     packet::{Packet, Port},
-    pipeline::Reason,
+    pipeline::DropReason,
     tables::{Fib, FibReader, FibSnapshot, Interface, TrafficCounters},
 };
 
@@ -18,10 +18,10 @@ const TRANSPORT_BYTES: usize = 20;
 /// The maximum number of held packets whose start is kept: more than stages hold.
 const HELD_MAX: usize = 2048;
 
-/// Tells senders by ICMP why their packets were dropped: because their hop limit ran out ([`Reason::TtlExpired`]),
-/// because there is no route ([`Reason::NoRoute`]), because they are too long for the next hop ([`Reason::TooLong`]),
-/// because they waited in vain for their neighbour ([`Reason::NoNeighbour`], of a [route stage that
-/// holds](crate::stages::RouteStage::hold_unresolved) them), or because there is no room for their translation ([`Reason::NatPorts`], [`Reason::NatHost`], [`Reason::NatFull`]).
+/// Tells senders by ICMP why their packets were dropped: because their hop limit ran out ([`DropReason::TtlExpired`]),
+/// because there is no route ([`DropReason::NoRoute`]), because they are too long for the next hop ([`DropReason::TooLong`]),
+/// because they waited in vain for their neighbour ([`DropReason::NoNeighbour`], of a [route stage that
+/// holds](crate::stages::RouteStage::hold_unresolved) them), or because there is no room for their translation ([`DropReason::NatPorts`], [`DropReason::NatHost`], [`DropReason::NatFull`]).
 ///
 /// An answer comes from the address that the [`Fib`] has for the interface on which the packet arrived; if that
 /// interface has none, from the first address of another. It leaves by the ingress port, to the sender of the frame.
@@ -115,7 +115,7 @@ impl IcmpErrorSender {
     pub(crate) fn error_reply(
         &mut self,
         packet: &mut Packet,
-        reason: Reason,
+        reason: DropReason,
         now: Instant,
         counters: &TrafficCounters,
     ) -> Option<Packet> {
@@ -127,11 +127,13 @@ impl IcmpErrorSender {
         let fib = reader.get();
         let (_, destination) = packet.headers().ok()?.addresses(packet.bytes())?;
         let cause = match reason {
-            Reason::TtlExpired => ErrorCause::TimeExceeded,
-            Reason::NoRoute => ErrorCause::NoRoute,
-            Reason::NoNeighbour => ErrorCause::HostUnreachable,
-            Reason::NatPorts | Reason::NatHost | Reason::NatFull => ErrorCause::Prohibited,
-            Reason::TooLong => ErrorCause::TooLong { mtu: fib.next_hop(destination).ok()?.mtu },
+            DropReason::TtlExpired => ErrorCause::TimeExceeded,
+            DropReason::NoRoute => ErrorCause::NoRoute,
+            DropReason::NoNeighbour => ErrorCause::HostUnreachable,
+            DropReason::NatPorts | DropReason::NatHost | DropReason::NatFull => {
+                ErrorCause::Prohibited
+            }
+            DropReason::TooLong => ErrorCause::TooLong { mtu: fib.next_hop(destination).ok()?.mtu },
             _ => return None,
         };
 

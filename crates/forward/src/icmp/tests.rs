@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     model::StageModel,
     packet::{Icmp, Ipv4, Ipv6, Port, Tag, UDP, Verified},
-    pipeline::{Pipeline, Reason, Verdict, conformance::frame},
+    pipeline::{DropReason, Pipeline, Verdict, conformance::frame},
     stages::{Nat, NatRule, RouteStage, StageFn, Ttl},
     tables::{CounterSnapshot, Fib, NatTable, Route},
 };
@@ -262,7 +262,8 @@ fn a_pipeline_answers() {
     }
     let seen = pipeline.counters().snapshot();
     assert_eq!((seen.icmp_errors, seen.icmp_errors_suppressed, seen.sent.packets), (3, 0, 3));
-    let reasons = [Reason::TtlExpired, Reason::NoRoute, Reason::TooLong, Reason::NoNeighbour];
+    let reasons =
+        [DropReason::TtlExpired, DropReason::NoRoute, DropReason::TooLong, DropReason::NoNeighbour];
     assert_eq!(reasons.map(|reason| seen.of(reason)), [3, 1, 1, 1]);
 }
 
@@ -276,7 +277,7 @@ fn packets_are_quoted_as_they_arrived() {
         packet.set_source([9, 9, 9, 9].into()).expect("IP");
         packet.set_destination_port(77).expect("UDP");
         packet.set_destination_mac(MacAddress([4; 6]));
-        Verdict::Drop(Reason::TtlExpired)
+        Verdict::Drop(DropReason::TtlExpired)
     });
     let answers = IcmpErrorSender::new(&fib);
     let mut pipeline = Pipeline::builder().stage(spoil).icmp_errors(answers).build().unwrap();
@@ -391,7 +392,7 @@ fn waiting_in_vain_is_told() {
         }
         assert!(pipeline.take(Port(0)).is_none() && pipeline.take(Port(1)).is_none());
         let seen = pipeline.counters().snapshot();
-        let reasons = [Reason::NoNeighbour, Reason::UnresolvedFull];
+        let reasons = [DropReason::NoNeighbour, DropReason::UnresolvedFull];
         assert_eq!(reasons.map(|reason| seen.of(reason)), [100, 10]);
         assert_eq!((seen.icmp_errors, seen.icmp_errors_suppressed), (100, 0));
     }

@@ -12,7 +12,7 @@ use super::{
     forwarder::{ForwarderEngine, ForwarderReport, assemble_nic},
     node::AsyncNode,
     sink::{SinkEvent, SinkNode},
-    source::{Finished, SourceNode},
+    source::{DeliveryReport, SourceNode},
 };
 use crate::model::Path;
 
@@ -68,7 +68,7 @@ impl<P: Provider> AsyncSource<P> {
     ///
     /// # Errors
     /// As [`Source::finish`](super::Source::finish).
-    pub async fn finish(&mut self, destination: u32) -> Result<Finished, MessagesError> {
+    pub async fn finish(&mut self, destination: u32) -> Result<DeliveryReport, MessagesError> {
         self.0.wait(SourceNode::finish_steps(destination)).await
     }
 }

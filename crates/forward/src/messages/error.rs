@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use thiserror::Error;
-use vigie_via::vi::{OutOfBounds, Reason, ViError};
+use vigie_via::vi::{DisconnectReason, OutOfBounds, ViError};
 
 /// The reason why messages are not forwarded.
 #[derive(Debug, Error)]
@@ -48,14 +48,14 @@ pub enum MessagesError {
     Mismatch(&'static str),
     /// The next node refused the connection.
     #[error("no connection to the next node: {0}")]
-    Refused(Reason),
+    Refused(DisconnectReason),
     /// The connection to the next or the previous node has ended.
     #[error("the connection to the {node} is over: {reason}")]
     Lost {
         /// The node: the next or the previous one.
         node: &'static str,
         /// The cause.
-        reason: Reason,
+        reason: DisconnectReason,
     },
     /// The forwarder cannot reach the destination, or not any more.
     #[error(

@@ -81,7 +81,7 @@ pub use self::error::MessagesError;
 pub use self::forwarder::{Forwarder, ForwarderReport};
 pub use self::program_channel::ChannelTimes;
 pub use self::sink::{Received, Sink, SinkEvent};
-pub use self::source::{Finished, Source};
+pub use self::source::{DeliveryReport, Source};
 
 /// The discriminator that sinks and forwarders listen on.
 const DISCRIMINATOR: &[u8] = b"vigie-forward/messages";

@@ -13,8 +13,8 @@
 use std::{convert::Infallible, future::poll_fn, io, time::Duration};
 
 use vigie_detect::{
-    Adaptive, Armed, Driver, Engine, EngineContext, EngineHost, Flavor, Instant, Notifier,
-    Progress, Reactivity, ReadinessEvent, Registration, Server, Waiter, WatchedDescriptor,
+    Adaptive, ArmOutcome, Driver, Engine, EngineContext, EngineHost, Flavor, Instant, Notifier,
+    PollerEvent, Progress, Reactivity, Registration, Server, Waiter, WatchedDescriptor,
 };
 use vigie_via::vi::Provider;
 
@@ -79,7 +79,7 @@ impl<N: NodeMachine> NodeEngine<N> {
         let (waker, until, has_updates, failed) = (None, None, false, None);
         let engine = Self { node, waker, has_thread, until, has_updates, failed };
         let host = EngineHost::new(server, engine, registration).map_err(io::Error::other)?;
-        host.keep_running().map_err(io::Error::other)?;
+        host.run_in_background().map_err(io::Error::other)?;
         Ok(host)
     }
 }
@@ -108,11 +108,11 @@ impl<N: NodeMachine> Engine for NodeEngine<N> {
         Progress::More
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         self.node.port_mut().arm()
     }
 
-    fn notified(&mut self, _: &[ReadinessEvent]) {
+    fn notified(&mut self, _: &[PollerEvent]) {
         self.node.port_mut().quiet();
     }
 

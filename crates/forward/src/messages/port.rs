@@ -17,11 +17,11 @@ use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use vigie_detect::{Armed, Clock, Instant, Notifier};
+use vigie_detect::{ArmOutcome, Clock, Instant, Notifier};
 use vigie_via::vi::{
-    Address, Completion, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
-    ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RequestId,
-    SendDescriptor, ViAttributes, ViError, ViId,
+    Address, Completion, Connect, CqId, Data, DisconnectReason, LocalSegment, MemoryAttributes,
+    NicEvent, Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, Reliability,
+    RequestId, SendDescriptor, ViAttributes, ViError, ViId,
 };
 
 use super::error::MessagesError;
@@ -60,7 +60,7 @@ pub(super) enum PortEvent {
     Opened(ViId, Greeting),
     /// A connection has ended, or was not established. The data that the peer had sent [stays](NodePort::arrival) until
     /// it is taken or [forgotten](NodePort::forget); so does the connection's memory.
-    Closed(ViId, Reason),
+    Closed(ViId, DisconnectReason),
     /// A control packet.
     Control(ViId, PacketHeader),
 }
@@ -280,7 +280,7 @@ impl<P: Provider> NodePort<P> {
     }
 
     /// Closes a connection, and discards what has arrived over it.
-    pub(super) fn close(&mut self, vi: ViId, reason: Reason) {
+    pub(super) fn close(&mut self, vi: ViId, reason: DisconnectReason) {
         let Some(connection) = self.connections.get_mut(&vi) else { return };
         if connection.state != ConnectionState::Closed {
             // Whatever the error, the connection is over.
@@ -299,7 +299,7 @@ impl<P: Provider> NodePort<P> {
         }
     }
 
-    fn closed(&mut self, vi: ViId, reason: Reason) {
+    fn closed(&mut self, vi: ViId, reason: DisconnectReason) {
         let Some(connection) = self.connections.get_mut(&vi) else { return };
         if connection.state == ConnectionState::Closed {
             return;
@@ -382,7 +382,7 @@ impl<P: Provider> NodePort<P> {
         self.nic.attach_notifier(waker);
     }
 
-    pub(super) fn arm(&mut self) -> std::io::Result<Armed> {
+    pub(super) fn arm(&mut self) -> std::io::Result<ArmOutcome> {
         self.nic.arm()
     }
 
@@ -411,7 +411,7 @@ impl<P: Provider> NodePort<P> {
                         }
                         self.events.push_back(PortEvent::Opened(vi, greeting));
                     }
-                    Err(what) => self.close(vi, Reason::Mismatch(what)),
+                    Err(what) => self.close(vi, DisconnectReason::Mismatch(what)),
                 }
             }
             NicEvent::Refused { vi, reason } | NicEvent::Broken { vi, reason } => {
@@ -445,7 +445,7 @@ impl<P: Provider> NodePort<P> {
             Queue::Receive if completion.status.is_done() => {
                 match self.received(vi, low_word(completion.cookie), completion.length)? {
                     Ok(()) => {}
-                    Err(what) => self.close(vi, Reason::PeerFault(what)),
+                    Err(what) => self.close(vi, DisconnectReason::PeerFault(what)),
                 }
                 Ok(())
             }
@@ -554,7 +554,7 @@ impl<P: Provider> NodePort<P> {
         {
             let what = "no descriptor could be posted";
             debug_assert!(matches!(error, ViError::WrongState { .. }), "{error}");
-            self.close(vi, Reason::Mismatch(what));
+            self.close(vi, DisconnectReason::Mismatch(what));
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use vigie_detect::Instant;
-use vigie_via::vi::{Address, Provider, Reason, ViId};
+use vigie_via::vi::{Address, DisconnectReason, Provider, ViId};
 
 use super::DISCRIMINATOR;
 use super::config::NodeConfig;
@@ -45,7 +45,7 @@ pub enum SinkEvent {
     /// A connection has ended; incomplete messages on it are lost.
     Lost {
         /// The cause.
-        reason: Reason,
+        reason: DisconnectReason,
     },
 }
 
@@ -128,7 +128,7 @@ pub(super) struct SinkNode<P: Provider> {
     /// Connections, in round-robin order.
     connections: VecDeque<ViId>,
     /// Those that have ended: what they received before is taken first.
-    ended: BTreeMap<ViId, Reason>,
+    ended: BTreeMap<ViId, DisconnectReason>,
     flows: BTreeMap<(ViId, u32, u32), SinkFlow>,
     events: VecDeque<SinkEvent>,
 }
@@ -195,7 +195,8 @@ impl<P: Provider> SinkNode<P> {
                 }
                 PortEvent::Closed(_, reason) => self.events.push_back(SinkEvent::Lost { reason }),
                 PortEvent::Control(vi, _) => {
-                    self.port.close(vi, Reason::PeerFault("a packet that is not for a sink"));
+                    self.port
+                        .close(vi, DisconnectReason::PeerFault("a packet that is not for a sink"));
                 }
             }
         }
@@ -216,7 +217,7 @@ impl<P: Provider> SinkNode<P> {
                         self.connections.rotate_left(1);
                         return Ok(Some(event));
                     }
-                    Err(what) => self.port.close(vi, Reason::PeerFault(what)),
+                    Err(what) => self.port.close(vi, DisconnectReason::PeerFault(what)),
                 }
             }
             if let Some(reason) = self.ended.remove(&vi) {

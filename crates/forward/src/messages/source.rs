@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use vigie_detect::Instant;
-use vigie_via::vi::{Address, Provider, Reason, ViId};
+use vigie_via::vi::{Address, DisconnectReason, Provider, ViId};
 
 use super::DISCRIMINATOR;
 use super::config::NodeConfig;
@@ -17,7 +17,7 @@ use super::wait_budget::{STOPPED_MAX, WaitBudget};
 /// The content of the final acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Finished {
+pub struct DeliveryReport {
     /// Messages that the sink has taken since the connection was established.
     pub delivered: u32,
     /// Messages that the forwarder's algorithm has dropped.
@@ -32,7 +32,7 @@ struct SourceFlow {
     /// Messages known to have left the window.
     delivered: u32,
     is_gone: bool,
-    finished: Option<Finished>,
+    finished: Option<DeliveryReport>,
 }
 
 /// The time that a call may still wait, and its position when that was set.
@@ -105,7 +105,7 @@ impl<P: Provider> Source<P> {
     ///
     /// # Errors
     /// As [`send_forward`](Self::send_forward).
-    pub fn finish(&mut self, destination: u32) -> Result<Finished, MessagesError> {
+    pub fn finish(&mut self, destination: u32) -> Result<DeliveryReport, MessagesError> {
         self.node.wait(SourceNode::finish_steps(destination))
     }
 }
@@ -118,7 +118,7 @@ pub(super) struct SourceNode<P: Provider> {
     config: NodeConfig,
     flows: BTreeMap<u32, SourceFlow>,
     is_open: bool,
-    lost: Option<Reason>,
+    lost: Option<DisconnectReason>,
 }
 
 impl<P: Provider> SourceNode<P> {
@@ -140,7 +140,9 @@ impl<P: Provider> SourceNode<P> {
     /// Returns whether the connection is established.
     pub(super) fn is_open(&self) -> Result<bool, MessagesError> {
         match self.lost {
-            Some(Reason::Mismatch(what)) if !self.is_open => Err(MessagesError::Mismatch(what)),
+            Some(DisconnectReason::Mismatch(what)) if !self.is_open => {
+                Err(MessagesError::Mismatch(what))
+            }
             Some(reason) if !self.is_open => Err(MessagesError::Refused(reason)),
             _ => Ok(self.is_open),
         }
@@ -160,7 +162,7 @@ impl<P: Provider> SourceNode<P> {
                 return Ok(Some(()));
             }
             if budget.is_exhausted(source.port.now()) {
-                return Err(MessagesError::Refused(Reason::TimedOut));
+                return Err(MessagesError::Refused(DisconnectReason::TimedOut));
             }
             *until = Some(budget.next_check());
             Ok(None)
@@ -186,7 +188,7 @@ impl<P: Provider> SourceNode<P> {
     /// Returns the steps until the final acknowledgement.
     pub(super) fn finish_steps(
         destination: u32,
-    ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<Finished> {
+    ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<DeliveryReport> {
         let (mut is_asked, mut waiting) = (false, None);
         move |source, until| {
             is_asked = is_asked || source.request_finish(destination)?;
@@ -281,7 +283,10 @@ impl<P: Provider> SourceNode<P> {
         self.port.send(self.connection, PacketHeader::new(PacketKind::Finish, destination, 0), &[])
     }
 
-    pub(super) fn finished(&mut self, destination: u32) -> Result<Option<Finished>, MessagesError> {
+    pub(super) fn finished(
+        &mut self,
+        destination: u32,
+    ) -> Result<Option<DeliveryReport>, MessagesError> {
         let finished = self.flows.get(&destination).and_then(|flow| flow.finished);
         if finished.is_none() {
             self.check(destination)?;
@@ -317,7 +322,7 @@ impl<P: Provider> SourceNode<P> {
                     return Err("a final acknowledgement of another number of messages");
                 }
                 flow.delivered = flow.sent;
-                flow.finished = Some(Finished { delivered, dropped });
+                flow.finished = Some(DeliveryReport { delivered, dropped });
             }
             PacketKind::Gone => flow.is_gone = true,
             _ => return Err("a packet that is not for a source"),
@@ -346,14 +351,14 @@ impl<P: Provider> NodeMachine for SourceNode<P> {
                 PortEvent::Opened(_, greeting) => (self.peer, self.is_open) = (greeting, true),
                 PortEvent::Control(vi, header) => {
                     if let Err(what) = self.handle_control(&header) {
-                        self.port.close(vi, Reason::PeerFault(what));
+                        self.port.close(vi, DisconnectReason::PeerFault(what));
                     }
                 }
             }
         }
         // A source never receives data.
         if self.port.next_header(self.connection).is_some() {
-            self.port.close(self.connection, Reason::PeerFault("data for a source"));
+            self.port.close(self.connection, DisconnectReason::PeerFault("data for a source"));
         }
         Ok(has_worked)
     }

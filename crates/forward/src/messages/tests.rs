@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vigie_detect::{Clock, Instant};
 use vigie_via::sim::{FaultPlan, NicId, SimNetwork, SimNic};
-use vigie_via::vi::{Address, Reason};
+use vigie_via::vi::{Address, DisconnectReason};
 
 use super::algorithm::{Algorithm, MessageVerdict, algorithm_fn};
 use super::forwarder::{ForwarderEngine, assemble};
@@ -37,7 +37,7 @@ struct World {
     sources: Vec<SourceNode<SimNic>>,
     received: Vec<Received>,
     finished: Vec<(u32, u32)>,
-    lost: Vec<Reason>,
+    lost: Vec<DisconnectReason>,
     nics: Vec<NicId>,
 }
 
@@ -196,7 +196,7 @@ impl World {
         panic!("no node noticed; {} sent", at);
     }
 
-    fn finish_all(&mut self) -> Vec<Finished> {
+    fn finish_all(&mut self) -> Vec<DeliveryReport> {
         let mut found = Vec::new();
         for at in 0..self.sources.len() {
             let mut is_asked = false;

@@ -16,7 +16,7 @@ use super::layout::{
 use crate::{
     bpf::{BpfMap, MapError, UpdateMode},
     packet::{Port, TCP, TcpFlags},
-    pipeline::{Offload, Stage, StockStage},
+    pipeline::{BuiltinStage, Offload, Stage},
     tables::{
         Fib, FibChange, FibFeed, FibSnapshot, Interface, NatChange, NatFeed, NatFlow, NatTable,
         NatTuple, Prefix, Route, TcpProgress, Update,
@@ -108,10 +108,10 @@ impl Follower {
         };
         for stage in stages {
             match stage.offload() {
-                Offload::Stock(StockStage::Route(route)) => {
+                Offload::Builtin(BuiltinStage::Route(route)) => {
                     this.fib = Some((route.fib().clone(), route.fib().follow()));
                 }
-                Offload::Stock(StockStage::Nat(nat)) => {
+                Offload::Builtin(BuiltinStage::Nat(nat)) => {
                     this.flows = Some((nat.table().clone(), nat.table().follow()));
                 }
                 _ => {}

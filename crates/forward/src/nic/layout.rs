@@ -7,7 +7,7 @@ use vigie_via::link::MacAddress;
 use crate::{
     bpf::{Assembler, MapId, MapKind, MapSpec, ProgramKind},
     packet::Port,
-    pipeline::Reason,
+    pipeline::DropReason,
     tables::{NatTuple, Prefix},
 };
 
@@ -43,10 +43,10 @@ pub(super) const DROPPED: u32 = 5;
 
 /// The number of counters.
 pub(super) fn counter_count() -> u32 {
-    DROPPED + u32::try_from(Reason::ALL.len()).unwrap_or(0)
+    DROPPED + u32::try_from(DropReason::ALL.len()).unwrap_or(0)
 }
 
-pub(super) fn dropped(reason: Reason) -> u32 {
+pub(super) fn dropped(reason: DropReason) -> u32 {
     DROPPED + u32::try_from(reason.number()).unwrap_or(0)
 }
 

@@ -1,7 +1,7 @@
 //! The network processor: a pipeline as a program in the driver, which stands in for the interface's processor of
 //! [fast-forward, §2].
 //!
-//! Stock stages are data ([`StockStage`](crate::pipeline::StockStage)); pipelines that a program can express are compiled to
+//! Stock stages are data ([`BuiltinStage`](crate::pipeline::BuiltinStage)); pipelines that a program can express are compiled to
 //! XDP (or tcx), one program for each ingress port, with maps that follow the host's tables at run time. Otherwise
 //! [`CompileError`] gives the reason, and the pipeline runs on the host.
 //!
@@ -28,7 +28,7 @@ pub use self::{
     processor::{NicError, NicPipeline, NicPipelineBuilder, PassAll},
 };
 use crate::{
-    pipeline::Reason,
+    pipeline::DropReason,
     tables::{CounterSnapshot, Traffic},
 };
 
@@ -50,8 +50,8 @@ impl NicCounters {
             usize::try_from(number).ok().and_then(|number| values.get(number)).copied().unwrap_or(0)
         };
         let traffic = |packets, bytes| Traffic { packets: at(packets), bytes: at(bytes) };
-        let mut dropped = [0; Reason::ALL.len()];
-        for (count, reason) in dropped.iter_mut().zip(Reason::ALL) {
+        let mut dropped = [0; DropReason::ALL.len()];
+        for (count, reason) in dropped.iter_mut().zip(DropReason::ALL) {
             *count = at(layout::dropped(*reason));
         }
         Self {

@@ -137,7 +137,7 @@ impl NicPipelineBuilder {
                 Err(error) => return Err(last.unwrap_or(error)),
             }
         }
-        Err(last.unwrap_or(NicError::Compile(CompileError::Setting {
+        Err(last.unwrap_or(NicError::Compile(CompileError::InvalidSetting {
             name: "attach_modes",
             value: 0,
             range: "at least one",
@@ -281,7 +281,7 @@ impl NicPipeline {
     }
 
     /// Closes a port for outgoing packets: they are dropped and counted
-    /// ([`Reason::Gone`](crate::pipeline::Reason::Gone)). The kernel silently loses packets to an interface that is
+    /// ([`DropReason::Gone`](crate::pipeline::DropReason::Gone)). The kernel silently loses packets to an interface that is
     /// down; call this when you see one go down.
     ///
     /// # Errors

@@ -193,7 +193,7 @@ impl Packet {
     pub fn push_tag(&mut self, tag: Tag) -> Result<(), ParseError> {
         let ethernet = super::Ethernet::parse(self.bytes())?;
         if ethernet.tags.iter().all(Option::is_some) {
-            return Err(ParseError::Tags { max: TAGS_MAX });
+            return Err(ParseError::TooManyTags { max: TAGS_MAX });
         }
         if self.begin < TAG_BYTES {
             // Tags were pushed until the room was used up. A frame never keeps more than two, so many must have been

@@ -44,7 +44,7 @@ pub enum ParseError {
     },
     /// More VLAN tags than supported.
     #[error("more than {max} nested VLAN tags")]
-    Tags {
+    TooManyTags {
         /// The limit.
         max: usize,
     },

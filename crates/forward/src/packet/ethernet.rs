@@ -8,7 +8,7 @@ use super::error::{ParseError, Protocol, bytes_at};
 pub const ETHERNET_BYTES: usize = 14;
 /// The length of a tag in bytes.
 pub const TAG_BYTES: usize = 4;
-/// The maximum number of nested tags (802.1ad). A frame with more is [`ParseError::Tags`].
+/// The maximum number of nested tags (802.1ad). A frame with more is [`ParseError::TooManyTags`].
 pub const TAGS_MAX: usize = 2;
 
 /// A VLAN tag.
@@ -58,7 +58,7 @@ impl Ethernet {
     /// Parses the header at the start of a frame.
     ///
     /// # Errors
-    /// [`ParseError::Short`], [`ParseError::Tags`].
+    /// [`ParseError::Short`], [`ParseError::TooManyTags`].
     pub fn parse(frame: &[u8]) -> Result<Self, ParseError> {
         let header = bytes_at::<ETHERNET_BYTES>(frame, 0, Protocol::Ethernet)?;
         let [a, b, c, d, e, f, g, h, i, j, k, l, high, low] = header;
@@ -67,7 +67,7 @@ impl Ethernet {
         let mut payload_at = ETHERNET_BYTES;
         let mut places = tags.iter_mut();
         while Tag::announces(ether_type) {
-            let place = places.next().ok_or(ParseError::Tags { max: TAGS_MAX })?;
+            let place = places.next().ok_or(ParseError::TooManyTags { max: TAGS_MAX })?;
             let [control_high, control_low, high, low] =
                 bytes_at::<TAG_BYTES>(frame, payload_at, Protocol::Vlan)?;
             let control = u16::from_be_bytes([control_high, control_low]);

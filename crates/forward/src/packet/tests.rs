@@ -132,7 +132,7 @@ proptest! {
             let count = ethernet.tags.iter().flatten().count();
             let tag = Tag { ether_type: Tag::OUTER, control };
             if count == TAGS_MAX {
-                prop_assert_eq!(packet.push_tag(tag), Err(ParseError::Tags { max: TAGS_MAX }));
+                prop_assert_eq!(packet.push_tag(tag), Err(ParseError::TooManyTags { max: TAGS_MAX }));
                 break;
             }
             packet.push_tag(tag).unwrap();
@@ -239,7 +239,7 @@ fn faults_have_names() {
     };
     assert_eq!(parse([0x81, 0], &[0, 1, 8]), short(Protocol::Vlan, 4, 3));
     let tags = [0, 1, 0x81, 0, 0, 1, 0x81, 0, 0, 1, 8, 0];
-    assert_eq!(parse([0x88, 0xa8], &tags), Err(ParseError::Tags { max: 2 }));
+    assert_eq!(parse([0x88, 0xa8], &tags), Err(ParseError::TooManyTags { max: 2 }));
     let mut v4 = [0_u8; 40];
     v4[..4].copy_from_slice(&[0x45, 0, 0, 40]);
     v4[9] = 6;

@@ -13,7 +13,7 @@
 use indexmap::IndexMap;
 use vigie_detect::Instant;
 
-use super::{OnFull, Stages, output::OutputQueues, reason::Reason, stage::Verdict};
+use super::{OnFull, Stages, output::OutputQueues, reason::DropReason, stage::Verdict};
 use crate::{
     model::{Sees, StageModel},
     packet::{Packet, Part, Port},
@@ -25,7 +25,7 @@ struct OpenMessage {
     /// The number of the next packet.
     next: u32,
     /// The port of its packets, once known; or why they are dropped.
-    verdict: Option<Result<Port, Reason>>,
+    verdict: Option<Result<Port, DropReason>>,
     /// Its stored packets.
     packets: Vec<Packet>,
 }
@@ -55,7 +55,7 @@ impl OpenMessages {
         &mut self,
         part: Part,
         counters: &TrafficCounters,
-    ) -> Result<&mut OpenMessage, Reason> {
+    ) -> Result<&mut OpenMessage, DropReason> {
         if part.index == 0 {
             let before = self.open.shift_remove(&part.message);
             let is_new = before.is_none();
@@ -65,19 +65,19 @@ impl OpenMessages {
                 given_up = self.open.shift_remove_index(0).map(|(_, open)| open);
             }
             if let Some(open) = given_up {
-                counters.count_dropped(Reason::Incomplete, to_u64(open.packets.len()));
+                counters.count_dropped(DropReason::Incomplete, to_u64(open.packets.len()));
             }
             let open = OpenMessage { next: 0, verdict: None, packets: Vec::new() };
             self.open.insert(part.message, open);
         }
 
         let packets_max = self.packets_max;
-        let open = self.open.get_mut(&part.message).ok_or(Reason::Incomplete)?;
+        let open = self.open.get_mut(&part.message).ok_or(DropReason::Incomplete)?;
         if !matches!(open.verdict, Some(Err(_))) {
             if part.index != open.next {
-                open.kill(Reason::Incomplete, counters);
+                open.kill(DropReason::Incomplete, counters);
             } else if usize::try_from(part.index).is_ok_and(|index| index >= packets_max) {
-                open.kill(Reason::TooLong, counters);
+                open.kill(DropReason::TooLong, counters);
             }
         }
 
@@ -97,7 +97,7 @@ impl OpenMessages {
         let Some(part) = packet.part() else { return };
         match self.enter(part, counters) {
             Ok(OpenMessage { verdict: Some(Err(_)), .. }) => {
-                counters.count_dropped(Reason::Message, 1)
+                counters.count_dropped(DropReason::Message, 1)
             }
             Ok(open) => open.packets.push(packet),
             Err(reason) => counters.count_dropped(reason, 1),
@@ -117,7 +117,7 @@ impl OpenMessages {
         let verdict = match verdict {
             // Only a part of it would be a damaged message.
             Ok(port) if outputs.drops() && !outputs.has_room(port, count) => {
-                Err(Reason::BufferFull)
+                Err(DropReason::BufferFull)
             }
             verdict => verdict,
         };
@@ -143,7 +143,7 @@ impl OpenMessages {
         match self.enter(part, counters) {
             Err(reason) => counters.count_dropped(reason, 1),
             Ok(open) => match open.verdict {
-                Some(Err(_)) => counters.count_dropped(Reason::Message, 1),
+                Some(Err(_)) => counters.count_dropped(DropReason::Message, 1),
                 Some(Ok(port)) => {
                     for (stage, _) in
                         stages.stages.iter_mut().zip(&sees_all).filter(|(_, sees_all)| **sees_all)
@@ -158,7 +158,7 @@ impl OpenMessages {
                     let copy = &mut |port, packet: &Packet| outputs.copy(port, packet);
                     let verdict = stages.decide(&mut packet, now, copy);
                     // Parts of messages are not held.
-                    let verdict = verdict.and_then(|port| port.ok_or(Reason::Message));
+                    let verdict = verdict.and_then(|port| port.ok_or(DropReason::Message));
                     open.verdict = Some(verdict);
                     match verdict {
                         Ok(port) => outputs.push(port, packet),
@@ -177,7 +177,7 @@ impl OpenMessages {
 
 impl OpenMessage {
     /// Drops the message, and its stored packets.
-    fn kill(&mut self, reason: Reason, counters: &TrafficCounters) {
+    fn kill(&mut self, reason: DropReason, counters: &TrafficCounters) {
         counters.count_dropped(reason, to_u64(self.packets.len()));
         self.packets = Vec::new();
         self.verdict = Some(Err(reason));
@@ -196,20 +196,20 @@ fn decide(
     now: Instant,
     stages: &mut Stages,
     outputs: &mut OutputQueues,
-) -> Result<Port, Reason> {
+) -> Result<Port, DropReason> {
     let mut port = stages.default_port;
     for stage in &mut stages.stages {
         match stage.process_message(packets, now) {
             Verdict::Pass => {}
-            Verdict::Send(to) => port = Some(to),
+            Verdict::SetEgress(to) => port = Some(to),
             Verdict::Copy(to) => packets.iter().for_each(|packet| outputs.copy(to, packet)),
             Verdict::Drop(reason) => return Err(reason),
             // Parts of messages are not held, and not cut.
-            Verdict::Fragment(..) => return Err(Reason::TooLong),
-            Verdict::Hold => return Err(Reason::Message),
+            Verdict::Fragment(..) => return Err(DropReason::TooLong),
+            Verdict::Hold => return Err(DropReason::Message),
         }
     }
-    port.ok_or(Reason::NoPort)
+    port.ok_or(DropReason::NoPort)
 }
 
 fn to_u64(count: usize) -> u64 {

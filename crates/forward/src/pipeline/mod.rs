@@ -27,7 +27,7 @@
 //!                            counters
 //! ```
 //! Nothing here waits, reads a clock or does I/O: a [`host`](crate::host) or a [`PipelineSimulation`] provides packets
-//! and time. Every accepted packet is in a buffer, is held by a stage, was taken out, or was counted as dropped with its [`Reason`]. A
+//! and time. Every accepted packet is in a buffer, is held by a stage, was taken out, or was counted as dropped with its [`DropReason`]. A
 //! router [reports](PipelineBuilder::icmp_errors) drops to senders; these answers are packets of its own.
 //!
 //! # Messages of several packets
@@ -54,9 +54,9 @@ use vigie_detect::{Clock, Instant};
 
 use self::{costs::Costs, messages::OpenMessages, output::OutputQueues};
 pub use self::{
-    reason::Reason,
+    reason::DropReason,
     simulation::{PipelineSimulation, PipelineSimulationReport},
-    stage::{Offload, Stage, StockStage, Verdict},
+    stage::{BuiltinStage, Offload, Stage, Verdict},
 };
 use crate::{
     icmp::IcmpErrorSender,
@@ -72,7 +72,7 @@ pub enum OnFull {
     /// It waits, and all behind it: back-pressure that reaches the caller of `offer`.
     #[default]
     Wait,
-    /// It is dropped ([`Reason::BufferFull`]); others pass.
+    /// It is dropped ([`DropReason::BufferFull`]); others pass.
     Drop,
 }
 
@@ -97,7 +97,7 @@ pub enum PipelineError {
     },
     /// A setting out of range.
     #[error("{name} is {value}, and must be at least 1")]
-    Setting {
+    InvalidSetting {
         /// The setting.
         name: &'static str,
         /// Its value.
@@ -136,7 +136,7 @@ impl PipelineBuilder {
     }
 
     vigie_detect::setters! {
-        /// Sets the port of packets for which no stage names one. Default: they are dropped ([`Reason::NoPort`]).
+        /// Sets the port of packets for which no stage names one. Default: they are dropped ([`DropReason::NoPort`]).
         default_port: Port => Some,
 
         /// Sets how messages of several packets are forwarded. Default: [`SwitchingMode::StoreAndForward`].
@@ -200,7 +200,7 @@ impl PipelineBuilder {
             ("batch", self.batch),
         ] {
             if value == 0 {
-                return Err(PipelineError::Setting { name, value });
+                return Err(PipelineError::InvalidSetting { name, value });
             }
         }
         let models: Vec<StageModel> = self.stages.iter().map(|stage| stage.model()).collect();
@@ -259,7 +259,7 @@ impl Stages {
         packet: &mut Packet,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Result<Option<Port>, Reason> {
+    ) -> Result<Option<Port>, DropReason> {
         let start = (0, self.default_port.map(|port| (port, None)));
         if self.icmp_errors.is_none() || packet.part().is_some() {
             return self.walk(start, packet, now, copy);
@@ -269,7 +269,7 @@ impl Stages {
         }
         let decided = self.walk(start, packet, now, copy);
         // Without waiting, it is not known yet whether the neighbour answers.
-        if decided != Err(Reason::NoNeighbour) {
+        if decided != Err(DropReason::NoNeighbour) {
             self.tell(packet, decided, now, copy);
         }
         decided
@@ -280,7 +280,7 @@ impl Stages {
     fn tell(
         &mut self,
         packet: &mut Packet,
-        decided: Result<Option<Port>, Reason>,
+        decided: Result<Option<Port>, DropReason>,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
     ) {
@@ -302,7 +302,7 @@ impl Stages {
         &mut self,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Option<(Packet, Result<Option<Port>, Reason>)> {
+    ) -> Option<(Packet, Result<Option<Port>, DropReason>)> {
         let mut stages = self.stages.iter_mut().enumerate();
         let (at, (mut packet, verdict)) =
             stages.find_map(|(at, stage)| Some((at, stage.release(now)?)))?;
@@ -326,7 +326,7 @@ impl Stages {
         packet: &mut Packet,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Result<Option<Port>, Reason> {
+    ) -> Result<Option<Port>, DropReason> {
         let is_measured = self.costs.as_mut().is_some_and(Costs::is_due);
         for (number, stage) in self.stages.iter_mut().enumerate().skip(from) {
             let begin = self.costs.as_ref().filter(|_| is_measured).map(Costs::now);
@@ -341,7 +341,7 @@ impl Stages {
         match destination {
             Some((port, None)) => Ok(Some(port)),
             Some((port, Some(mtu))) => fragment(packet, (port, mtu), copy),
-            None => Err(Reason::NoPort),
+            None => Err(DropReason::NoPort),
         }
     }
 }
@@ -353,10 +353,10 @@ fn apply(
     packet: &Packet,
     destination: &mut Destination,
     copy: &mut dyn FnMut(Port, &Packet),
-) -> Option<Result<Option<Port>, Reason>> {
+) -> Option<Result<Option<Port>, DropReason>> {
     match verdict {
         Verdict::Pass => {}
-        Verdict::Send(to) => *destination = Some((to, None)),
+        Verdict::SetEgress(to) => *destination = Some((to, None)),
         Verdict::Fragment(to, mtu) => *destination = Some((to, Some(mtu))),
         Verdict::Copy(to) => copy(to, packet),
         Verdict::Hold => return Some(Ok(None)),
@@ -371,10 +371,10 @@ fn fragment(
     packet: &mut Packet,
     (port, mtu): (Port, usize),
     copy: &mut dyn FnMut(Port, &Packet),
-) -> Result<Option<Port>, Reason> {
-    let fragments = packet.fragment(mtu).map_err(|_| Reason::Malformed)?;
-    let mut fragments = fragments.ok_or(Reason::TooLong)?;
-    *packet = fragments.pop().ok_or(Reason::TooLong)?;
+) -> Result<Option<Port>, DropReason> {
+    let fragments = packet.fragment(mtu).map_err(|_| DropReason::Malformed)?;
+    let mut fragments = fragments.ok_or(DropReason::TooLong)?;
+    *packet = fragments.pop().ok_or(DropReason::TooLong)?;
     fragments.iter().for_each(|fragment| copy(port, fragment));
     Ok(Some(port))
 }
@@ -456,7 +456,7 @@ impl Pipeline {
         packet: &mut Packet,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Result<Option<Port>, Reason> {
+    ) -> Result<Option<Port>, DropReason> {
         self.stages.decide(packet, now, copy)
     }
 
@@ -467,7 +467,7 @@ impl Pipeline {
         &mut self,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Option<(Packet, Result<Option<Port>, Reason>)> {
+    ) -> Option<(Packet, Result<Option<Port>, DropReason>)> {
         self.stages.release(now, copy)
     }
 
@@ -490,7 +490,7 @@ impl Pipeline {
                 return Err(packet);
             }
             self.counters.count_received(1, bytes);
-            self.counters.count_dropped(Reason::BufferFull, 1);
+            self.counters.count_dropped(DropReason::BufferFull, 1);
             return Ok(());
         }
         self.counters.count_received(1, bytes);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{OnFull, reason::Reason};
+use super::{OnFull, reason::DropReason};
 use crate::{
     packet::{Packet, Port},
     tables::TrafficCounters,
@@ -67,7 +67,7 @@ impl OutputQueues {
             if has_room {
                 self.output(port).packets.push_back(packet);
             } else {
-                counters.count_dropped(Reason::BufferFull, 1);
+                counters.count_dropped(DropReason::BufferFull, 1);
             }
         }
         true

@@ -7,11 +7,11 @@ macro_rules! reasons {
         /// The reason why a packet was dropped.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
-        pub enum Reason {
+        pub enum DropReason {
             $($(#[$docs])* $name,)*
         }
 
-        impl Reason {
+        impl DropReason {
             /// All reasons, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
@@ -79,7 +79,7 @@ reasons! {
     UnresolvedFull => "too many wait for a neighbour",
 }
 
-impl Reason {
+impl DropReason {
     /// Returns its number; numbers start at 0 and have no gaps.
     #[must_use]
     pub const fn number(self) -> usize {
@@ -87,7 +87,7 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use vigie_detect::Instant;
 
-use super::reason::Reason;
+use super::reason::DropReason;
 use crate::{
     model::{Sees, StageModel},
     packet::{Packet, Port},
@@ -19,7 +19,7 @@ pub enum Verdict {
     /// It continues to the next stage.
     Pass,
     /// It continues to the next stage, and leaves by this port unless a later stage names another.
-    Send(Port),
+    SetEgress(Port),
     /// It continues to the next stage, and a copy of it, as it is now, leaves by this port.
     Copy(Port),
     /// It continues to the next stage, and leaves by this port, unless a later stage names another, in IPv4 fragments of
@@ -28,7 +28,7 @@ pub enum Verdict {
     /// The stage has [taken](Packet::take) it, and gives it out by [`Stage::release`].
     Hold,
     /// It is dropped and counted.
-    Drop(Reason),
+    Drop(DropReason),
 }
 
 /// The places besides the host at which a stage can run.
@@ -38,7 +38,7 @@ pub enum Offload<'a> {
     /// Only on the host, for this reason.
     HostOnly(Cow<'static, str>),
     /// On the network processor too, for which this description is compiled.
-    Stock(StockStage<'a>),
+    Builtin(BuiltinStage<'a>),
 }
 
 impl Offload<'_> {
@@ -51,7 +51,7 @@ impl Offload<'_> {
 /// A stock stage: fully described by its settings and tables, so that it can be compiled for another processor.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum StockStage<'a> {
+pub enum BuiltinStage<'a> {
     /// Replaces addresses.
     Rewrite(&'a Rewrite),
     /// Decrements the TTL.

@@ -27,8 +27,8 @@ fn number(packet: &Packet) -> u64 {
 fn spread(ports: u16) -> impl Stage {
     StageFn::new(StageModel::new("spread").sees(Sees::Everything), move |packet, _| {
         match number(packet) {
-            number if number % 7 == 3 => Verdict::Drop(Reason::User),
-            number => Verdict::Send(Port(u16::try_from(number % u64::from(ports)).unwrap())),
+            number if number % 7 == 3 => Verdict::Drop(DropReason::User),
+            number => Verdict::SetEgress(Port(u16::try_from(number % u64::from(ports)).unwrap())),
         }
     })
 }
@@ -44,7 +44,7 @@ fn settings_are_checked() {
         (begin().message_packets(0), "message_packets"),
         (begin().batch(0), "batch"),
     ] {
-        assert_eq!(builder.build().unwrap_err(), PipelineError::Setting { name, value: 0 });
+        assert_eq!(builder.build().unwrap_err(), PipelineError::InvalidSetting { name, value: 0 });
     }
     let checked = begin().mode(SwitchingMode::CutThrough).stage(Checksum::verify());
     let error = checked.build().unwrap_err();
@@ -77,7 +77,7 @@ fn a_full_port_holds_up_or_drops() {
             assert!(pipeline.is_full());
         } else {
             assert_eq!((given_back, pipeline.waiting()), (0, 3));
-            assert_eq!(counted.of(Reason::BufferFull), 17);
+            assert_eq!(counted.of(DropReason::BufferFull), 17);
             assert!(counted.to_string().contains("buffer full: 17"), "{counted}");
         }
         let mut left = 0;
@@ -107,7 +107,7 @@ fn copies_are_what_was_there() {
     }
     assert_eq!(pipeline.take(Port(9)).unwrap(), numbered(0));
     assert_eq!(pipeline.take(Port(9)).unwrap(), numbered(1));
-    assert_eq!(pipeline.counters().snapshot().of(Reason::BufferFull), 3);
+    assert_eq!(pipeline.counters().snapshot().of(DropReason::BufferFull), 3);
 }
 
 /// A message of `count` packets.
@@ -126,8 +126,8 @@ fn messages_are_stored_or_cut_through() {
         let stage = StageFn::new(header, move |packet: &mut Packet, _| {
             seen += 1;
             match number(packet) {
-                1000 => Verdict::Drop(Reason::User),
-                _ => Verdict::Send(Port(seen)),
+                1000 => Verdict::Drop(DropReason::User),
+                _ => Verdict::SetEgress(Port(seen)),
             }
         });
         let mut pipeline = Pipeline::builder().mode(mode).stage(stage).build().unwrap();
@@ -177,7 +177,10 @@ fn messages_that_never_end_give_way() {
         assert!(pipeline.waiting() <= 20);
     }
     let counted = pipeline.counters().snapshot();
-    assert!(counted.of(Reason::TooLong) > 0 && counted.of(Reason::Incomplete) > 0, "{counted}");
+    assert!(
+        counted.of(DropReason::TooLong) > 0 && counted.of(DropReason::Incomplete) > 0,
+        "{counted}"
+    );
     assert_eq!(
         counted.received.packets,
         counted.dropped_total() + u64::try_from(pipeline.waiting()).unwrap()
@@ -217,7 +220,7 @@ fn descriptions_tell_what_cannot_leave_the_host() {
     // Goal: a closure is bound to the host with a reason, stock stages describe themselves. Method: one of each.
     let pipeline = Pipeline::builder().stage(Rewrite::new()).stage(spread(1)).build().unwrap();
     let offloads = pipeline.offloads();
-    assert!(matches!(offloads[0], Offload::Stock(StockStage::Rewrite(_))));
+    assert!(matches!(offloads[0], Offload::Builtin(BuiltinStage::Rewrite(_))));
     assert!(matches!(&offloads[1], Offload::HostOnly(reason) if reason.contains("user code")));
     assert!(pipeline.model()[1].nic_cost().is_err());
 }
@@ -249,8 +252,8 @@ proptest! {
         let run = || {
             let stage = StageFn::new(StageModel::new("spread").sees(Sees::Header), |packet, _| {
                 match number(packet) {
-                    number if number % 7 == 3 => Verdict::Drop(Reason::User),
-                    number => Verdict::Send(Port(u16::try_from(number % 3).unwrap())),
+                    number if number % 7 == 3 => Verdict::Drop(DropReason::User),
+                    number => Verdict::SetEgress(Port(u16::try_from(number % 3).unwrap())),
                 }
             });
             let mut pipeline = Pipeline::builder()
@@ -284,7 +287,7 @@ proptest! {
         prop_assert_eq!(report.taken, left + counted.dropped_total() + waiting);
         prop_assert!(report.most_waiting <= 4 * buffer + 8 * 6 + 6, "{}", report.most_waiting);
         if on_full == OnFull::Wait {
-            prop_assert_eq!(counted.of(Reason::BufferFull), 0);
+            prop_assert_eq!(counted.of(DropReason::BufferFull), 0);
         }
         if parts == 1 {
             prop_assert_eq!(report.left, 0);

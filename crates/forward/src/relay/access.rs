@@ -6,20 +6,21 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::proxy::Network;
+use super::proxy::AddressRange;
 
 /// The networks whose clients are served.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AccessList {
-    pub(super) allowed: Vec<Network>,
-    pub(super) denied: Vec<Network>,
+    pub(super) allowed: Vec<AddressRange>,
+    pub(super) denied: Vec<AddressRange>,
 }
 
 impl AccessList {
     /// Whether a client is served. One without an address is; the permissions of the socket's path decide who that may be.
     pub(super) fn admits(&self, client: Option<IpAddr>) -> bool {
         let Some(client) = client else { return true };
-        let is_in = |networks: &[Network]| networks.iter().any(|network| network.contains(client));
+        let is_in =
+            |networks: &[AddressRange]| networks.iter().any(|network| network.contains(client));
         !is_in(&self.denied) && (self.allowed.is_empty() || is_in(&self.allowed))
     }
 }

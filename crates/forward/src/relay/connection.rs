@@ -5,8 +5,8 @@ use std::{io, net::SocketAddr, task::Context, task::Poll, time::Duration};
 use rustix::pipe::{SpliceFlags, splice};
 use vigie_detect::{
     Server,
+    detectors::readiness::Direction,
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    stock::readiness::Direction,
 };
 
 use super::{

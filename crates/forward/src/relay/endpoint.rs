@@ -81,11 +81,11 @@ pub enum ParseAddressError {
         /// The text.
         text: String,
     },
-    /// Not a [`Network`](super::Network).
+    /// Not a [`AddressRange`](super::AddressRange).
     #[error(
         "`{text}` is not a network: write an address, or `ADDRESS/BITS` with at most 32 or 128 bits"
     )]
-    Network {
+    InvalidPrefix {
         /// The text.
         text: String,
     },

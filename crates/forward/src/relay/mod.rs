@@ -65,7 +65,7 @@ pub use self::{
     endpoint::{Endpoint, ParseAddressError},
     error::{Peer, RelayError},
     framed::{FrameError, FrameHeader, FrameMode, Framing, LengthFormat},
-    proxy::{Network, ProxyError, ProxyHeader, ProxyParse},
+    proxy::{AddressRange, ProxyError, ProxyHeader, ProxyParse},
     relay::{ConnectionTask, Drained, Relay, RelayHandle},
     settings::{BindError, RelayBuilder},
     target::{TargetState, TargetStats, Upstream},

@@ -13,7 +13,7 @@ use super::{
     chooser::Transfer,
     endpoint::Endpoint,
     framed::{FrameMode, Framing},
-    proxy::Network,
+    proxy::AddressRange,
     relay::Relay,
     target::{Upstream, are_weights},
 };
@@ -35,7 +35,7 @@ pub struct RelayBuilder {
     pub(super) transfer: Transfer,
     pub(super) framing: Option<Framing>,
     pub(super) sends_proxy: bool,
-    pub(super) trusted: Vec<Network>,
+    pub(super) trusted: Vec<AddressRange>,
     pub(super) access: AccessList,
     pub(super) per_source_max: Option<usize>,
 }
@@ -135,7 +135,7 @@ impl RelayBuilder {
     /// a client must send one; other clients' bytes are relayed unchanged, even if they look like a header. Default: no
     /// client is trusted. Clients of a Unix socket are trusted if any network is: let the permissions of its path
     /// decide who may connect.
-    pub fn trust_proxy_header(mut self, network: impl Into<Network>) -> Self {
+    pub fn trust_proxy_header(mut self, network: impl Into<AddressRange>) -> Self {
         self.trusted.push(network.into());
         self
     }
@@ -143,13 +143,13 @@ impl RelayBuilder {
     /// Serves clients in `network` alone, and in others that are added. Default: all. Others are reset, and counted as `denied`.
     /// The client's address is that of the PROXY protocol header, if there is a trusted one. Clients of a Unix socket have none and
     /// are served.
-    pub fn allow(mut self, network: impl Into<Network>) -> Self {
+    pub fn allow(mut self, network: impl Into<AddressRange>) -> Self {
         self.access.allowed.push(network.into());
         self
     }
 
     /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
-    pub fn deny(mut self, network: impl Into<Network>) -> Self {
+    pub fn deny(mut self, network: impl Into<AddressRange>) -> Self {
         self.access.denied.push(network.into());
         self
     }

@@ -29,7 +29,7 @@ use super::{
     buffers::Buffers,
     counters::{Counter, counters},
     names,
-    proxy::Network,
+    proxy::AddressRange,
     relay::ConnectionTask,
     settings::{BindError, RESOLVE_EVERY},
     sys::dropped_datagrams,
@@ -73,13 +73,13 @@ impl UdpRelayBuilder {
 
     /// Serves clients in `network` alone, and in others that are added. Default: all. Datagrams of others are dropped, and counted as
     /// `denied`.
-    pub fn allow(mut self, network: impl Into<Network>) -> Self {
+    pub fn allow(mut self, network: impl Into<AddressRange>) -> Self {
         self.access.allowed.push(network.into());
         self
     }
 
     /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
-    pub fn deny(mut self, network: impl Into<Network>) -> Self {
+    pub fn deny(mut self, network: impl Into<AddressRange>) -> Self {
         self.access.denied.push(network.into());
         self
     }

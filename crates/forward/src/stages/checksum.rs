@@ -7,14 +7,14 @@ use crate::{
     cost::{Bandwidth, Cost},
     model::{Sees, StageModel, Writes},
     packet::{Packet, Verified},
-    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
+    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
 };
 
 /// The treatment of checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChecksumMode {
-    /// Packets with a wrong checksum are dropped ([`Reason::ChecksumWrong`]).
+    /// Packets with a wrong checksum are dropped ([`DropReason::ChecksumWrong`]).
     Verify,
     /// Packets with a wrong checksum of the IPv4 header are dropped; others are not looked at.
     VerifyHeader,
@@ -74,13 +74,13 @@ impl Stage for Checksum {
             ChecksumMode::Fill => packet.fill_checksums().map(|_| Verified::Right),
         };
         match done {
-            Ok(Verified::Wrong) => Verdict::Drop(Reason::ChecksumWrong),
+            Ok(Verified::Wrong) => Verdict::Drop(DropReason::ChecksumWrong),
             Ok(_) => Verdict::Pass,
             Err(_) => UNREADABLE,
         }
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(StockStage::Checksum(self))
+        Offload::Builtin(BuiltinStage::Checksum(self))
     }
 }

@@ -14,11 +14,11 @@ use crate::{
 ///
 /// ```
 /// use vigie_forward::StageModel;
-/// use vigie_forward::pipeline::{Reason, Verdict};
+/// use vigie_forward::pipeline::{DropReason, Verdict};
 /// use vigie_forward::stages::StageFn;
 ///
 /// let no_giants = StageFn::new(StageModel::new("no giants"), |packet, _now| {
-///     if packet.len() > 9014 { Verdict::Drop(Reason::User) } else { Verdict::Pass }
+///     if packet.len() > 9014 { Verdict::Drop(DropReason::User) } else { Verdict::Pass }
 /// });
 /// # let _ = no_giants;
 /// ```

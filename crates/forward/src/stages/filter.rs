@@ -12,7 +12,7 @@ use super::UNREADABLE;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Headers, Packet, Port},
-    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
+    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
     tables::Prefix,
 };
 
@@ -149,7 +149,7 @@ impl FilterRule {
 pub struct Filter {
     rules: Vec<FilterRule>,
     default_action: Action,
-    reason: Reason,
+    reason: DropReason,
 }
 
 /// Sources of packets that no router forwards.
@@ -178,10 +178,10 @@ const fn v6([a, b, c, d, e, f, g, h]: [u16; 8]) -> IpAddr {
 impl Filter {
     /// Creates a filter that applies `action` to packets that no rule matches.
     pub const fn with_default(action: Action) -> Self {
-        Self { rules: Vec::new(), default_action: action, reason: Reason::Filtered }
+        Self { rules: Vec::new(), default_action: action, reason: DropReason::Filtered }
     }
 
-    /// Creates a filter that drops packets with addresses that a router must not forward ([`Reason::Martian`]): from
+    /// Creates a filter that drops packets with addresses that a router must not forward ([`DropReason::Martian`]): from
     /// this network or host, loopback, groups and broadcast, with IPv6 also from link-local addresses; and
     /// to this network and loopback.
     ///
@@ -196,18 +196,18 @@ impl Filter {
         };
         let mut rules = by(&|prefix| drop().source(prefix), &MARTIAN_SOURCES);
         rules.extend(by(&|prefix| drop().destination(prefix), &MARTIAN_DESTINATIONS));
-        Self { rules, default_action: Action::Accept, reason: Reason::Martian }
+        Self { rules, default_action: Action::Accept, reason: DropReason::Martian }
     }
 
-    /// Sets the reason for its drops. Default: [`Reason::Filtered`].
-    pub const fn reason(mut self, reason: Reason) -> Self {
+    /// Sets the reason for its drops. Default: [`DropReason::Filtered`].
+    pub const fn reason(mut self, reason: DropReason) -> Self {
         self.reason = reason;
         self
     }
 
     /// Returns the reason for its drops.
     #[must_use]
-    pub const fn drop_reason(&self) -> Reason {
+    pub const fn drop_reason(&self) -> DropReason {
         self.reason
     }
 
@@ -246,6 +246,6 @@ impl Stage for Filter {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(StockStage::Filter(self))
+        Offload::Builtin(BuiltinStage::Filter(self))
     }
 }

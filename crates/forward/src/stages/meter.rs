@@ -8,10 +8,10 @@ use crate::{
     cost::Bandwidth,
     model::{Sees, StageModel, Writes},
     packet::Packet,
-    pipeline::{Offload, PipelineError, Reason, Stage, StockStage, Verdict},
+    pipeline::{BuiltinStage, DropReason, Offload, PipelineError, Stage, Verdict},
 };
 
-/// Passes packets within a rate and a burst, by a token bucket, and drops the rest ([`Reason::Metered`]). Frames count
+/// Passes packets within a rate and a burst, by a token bucket, and drops the rest ([`DropReason::Metered`]). Frames count
 /// with their Ethernet headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
@@ -68,17 +68,17 @@ impl Stage for Meter {
     #[inline]
     fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
         let bytes = u64::try_from(packet.len()).unwrap_or(u64::MAX);
-        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(Reason::Metered) }
+        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(DropReason::Metered) }
     }
 
     /// A message that does not fit is not passed in part.
     fn process_message(&mut self, packets: &mut [Packet], now: Instant) -> Verdict {
         let bytes: usize = packets.iter().map(Packet::len).sum();
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(Reason::Metered) }
+        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(DropReason::Metered) }
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(StockStage::Meter(self))
+        Offload::Builtin(BuiltinStage::Meter(self))
     }
 }

@@ -5,7 +5,7 @@ use vigie_detect::Instant;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Packet, Port},
-    pipeline::{Offload, Stage, StockStage, Verdict},
+    pipeline::{BuiltinStage, Offload, Stage, Verdict},
 };
 
 /// Sends a copy of each packet, as it is at this stage, to a port.
@@ -59,6 +59,6 @@ impl Stage for Mirror {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(StockStage::Mirror(self))
+        Offload::Builtin(BuiltinStage::Mirror(self))
     }
 }

@@ -1,5 +1,5 @@
 //! Stock stages. Each is data: it is fully described by its settings and tables, so that the compiler for the network
-//! processor ([`StockStage`](crate::pipeline::StockStage)) and the host do the same.
+//! processor ([`BuiltinStage`](crate::pipeline::BuiltinStage)) and the host do the same.
 
 mod checksum;
 mod closure;
@@ -28,17 +28,17 @@ pub use self::{
 };
 use crate::{
     packet::EditError,
-    pipeline::{Reason, Verdict},
+    pipeline::{DropReason, Verdict},
 };
 
 /// The verdict on a packet that a stage could not edit.
 const fn refused(error: &EditError) -> Verdict {
     Verdict::Drop(match error {
-        EditError::Parse(_) => Reason::Malformed,
-        EditError::NoField { .. } => Reason::NotIp,
-        EditError::Expired => Reason::TtlExpired,
+        EditError::Parse(_) => DropReason::Malformed,
+        EditError::NoField { .. } => DropReason::NotIp,
+        EditError::Expired => DropReason::TtlExpired,
     })
 }
 
 /// The verdict on a packet that cannot be parsed.
-const UNREADABLE: Verdict = Verdict::Drop(Reason::Malformed);
+const UNREADABLE: Verdict = Verdict::Drop(DropReason::Malformed);

@@ -9,13 +9,13 @@ use super::refused;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{EditError, Packet, Port},
-    pipeline::{Offload, Stage, StockStage, Verdict},
+    pipeline::{BuiltinStage, Offload, Stage, Verdict},
 };
 
 /// Replaces Ethernet and IP addresses, updates the checksums, and may name the port of packets.
 ///
 /// A packet without an IP address of the version to be replaced is dropped
-/// ([`Reason::NotIp`](crate::pipeline::Reason::NotIp)).
+/// ([`DropReason::NotIp`](crate::pipeline::DropReason::NotIp)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 pub struct Rewrite {
@@ -125,12 +125,12 @@ impl Stage for Rewrite {
             return Verdict::Pass;
         }
         match self.apply(packet) {
-            Ok(()) => self.port.map_or(Verdict::Pass, Verdict::Send),
+            Ok(()) => self.port.map_or(Verdict::Pass, Verdict::SetEgress),
             Err(error) => refused(&error),
         }
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(StockStage::Rewrite(self))
+        Offload::Builtin(BuiltinStage::Rewrite(self))
     }
 }

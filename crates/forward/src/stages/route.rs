@@ -11,7 +11,7 @@ use super::{
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Fragment, Packet, Port, fragmentable},
-    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
+    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
     tables::{Fib, FibReader, NextHopError},
 };
 
@@ -76,15 +76,15 @@ impl Stage for RouteStage {
         let Ok(headers) = packet.headers() else { return UNREADABLE };
         debug_assert!(headers.fragment != Fragment::Later || headers.is_ip());
         let Some((_, destination)) = headers.addresses(packet.bytes()) else {
-            return Verdict::Drop(Reason::NotIp);
+            return Verdict::Drop(DropReason::NotIp);
         };
         let hop = match self.reader.get().next_hop(destination) {
             Ok(hop) => hop,
-            Err(NextHopError::Route) => return Verdict::Drop(Reason::NoRoute),
+            Err(NextHopError::Route) => return Verdict::Drop(DropReason::NoRoute),
             Err(NextHopError::Neighbour { port, next }) => {
                 let Some(unresolved) = self.unresolved.as_mut().filter(|_| packet.part().is_none())
                 else {
-                    return Verdict::Drop(Reason::NoNeighbour);
+                    return Verdict::Drop(DropReason::NoNeighbour);
                 };
                 if unresolved.add((port, next), packet.take(), now) {
                     self.wanted = Some((port, next));
@@ -96,11 +96,11 @@ impl Stage for RouteStage {
         let is_fragmentable =
             is_long && packet.part().is_none() && fragmentable(packet.bytes(), &headers).is_some();
         if is_long && !is_fragmentable {
-            return Verdict::Drop(Reason::TooLong);
+            return Verdict::Drop(DropReason::TooLong);
         }
         packet.set_destination_mac(hop.to);
         packet.set_source_mac(hop.from);
-        if is_long { Verdict::Fragment(hop.port, hop.mtu) } else { Verdict::Send(hop.port) }
+        if is_long { Verdict::Fragment(hop.port, hop.mtu) } else { Verdict::SetEgress(hop.port) }
     }
 
     fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
@@ -128,6 +128,6 @@ impl Stage for RouteStage {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(StockStage::Route(self))
+        Offload::Builtin(BuiltinStage::Route(self))
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Packet, Port, Transport, UDP, Verified},
     pipeline::{
-        Reason, Stage, Verdict,
+        DropReason, Stage, Verdict,
         conformance::{self, Violation},
     },
     tables::{Fib, Interface, NatEndpoint, NatTable, NatTuple, Prefix, Route},
@@ -117,10 +117,10 @@ fn the_suite_finds_breaches() {
         Verdict::Pass
     };
     assert!(matches!(closure(reads(), spoil), Err(Violation::Changed { .. })));
-    let drop = |_: &mut Packet, _| Verdict::Drop(Reason::User);
+    let drop = |_: &mut Packet, _| Verdict::Drop(DropReason::User);
     assert!(matches!(closure(reads(), drop), Err(Violation::Dropped { .. })));
     let peeks = |packet: &mut Packet, _| match packet.bytes().last() {
-        Some(last) if last & 1 != 0 => Verdict::Drop(Reason::User),
+        Some(last) if last & 1 != 0 => Verdict::Drop(DropReason::User),
         _ => Verdict::Pass,
     };
     assert!(matches!(closure(StageModel::new("x"), peeks), Err(Violation::Saw { .. })));
@@ -130,7 +130,7 @@ fn the_suite_finds_breaches() {
     let counts = || {
         number += 1;
         let of = number;
-        StageFn::new(StageModel::new("x"), move |_, _| Verdict::Send(Port(of)))
+        StageFn::new(StageModel::new("x"), move |_, _| Verdict::SetEgress(Port(of)))
     };
     assert!(matches!(conformance::check(counts, 1, 500), Err(Violation::Differs { .. })));
 }
@@ -156,7 +156,7 @@ fn translated_flows_come_back() {
         assert_eq!(tuple(&mut answer).destination, NatEndpoint::new(ip("10.0.0.2"), from.1));
         // Another host cannot use that port to get in.
         let mut other = udp(Port(1), ("10.0.1.9", 53), ("10.0.1.1", outside.source.port));
-        assert_eq!(stage.process(&mut other, START), Verdict::Drop(Reason::NatUnknown));
+        assert_eq!(stage.process(&mut other, START), Verdict::Drop(DropReason::NatUnknown));
         // Used again, it is established, and not evicted.
         let mut again = udp(Port(0), from, ("10.0.1.2", 53));
         assert_eq!(stage.process(&mut again, START), Verdict::Pass);
@@ -164,7 +164,7 @@ fn translated_flows_come_back() {
     }
     let mut eleventh = udp(Port(0), ("10.0.0.3", 1), ("10.0.1.2", 53));
     let before = eleventh.clone();
-    assert_eq!(stage.process(&mut eleventh, START), Verdict::Drop(Reason::NatPorts));
+    assert_eq!(stage.process(&mut eleventh, START), Verdict::Drop(DropReason::NatPorts));
     assert_eq!(eleventh, before, "what is dropped is not changed");
     // After UDP's time-out all ports are free again.
     let later = at(Duration::from_secs(300));
@@ -219,7 +219,7 @@ fn errors_are_about_the_packet_that_was_sent() {
     let mut about_nothing = Packet::new(Port(1), &frame);
     about_nothing.fill_checksums().unwrap();
     let verdict = stage.process(&mut about_nothing, START);
-    assert_eq!(verdict, Verdict::Drop(Reason::NatUnknown));
+    assert_eq!(verdict, Verdict::Drop(DropReason::NatUnknown));
 }
 
 proptest! {
@@ -307,15 +307,15 @@ fn packets_go_where_the_longest_prefix_says() {
         (verdict, packet.bytes()[..12].to_vec())
     };
     let sent = [[2, 0, 0, 0, 2, 1], [2, 0, 0, 0, 1, 1]].concat();
-    assert_eq!(go("10.0.1.2"), (Verdict::Send(Port(1)), sent.clone()));
-    assert_eq!(go("192.0.2.1"), (Verdict::Send(Port(1)), sent));
-    assert_eq!(go("10.0.1.3").0, Verdict::Drop(Reason::NoNeighbour));
+    assert_eq!(go("10.0.1.2"), (Verdict::SetEgress(Port(1)), sent.clone()));
+    assert_eq!(go("192.0.2.1"), (Verdict::SetEgress(Port(1)), sent));
+    assert_eq!(go("10.0.1.3").0, Verdict::Drop(DropReason::NoNeighbour));
     fib.set_route(prefix("0.0.0.0/0"), None);
-    assert_eq!(go("192.0.2.1").0, Verdict::Drop(Reason::NoRoute));
+    assert_eq!(go("192.0.2.1").0, Verdict::Drop(DropReason::NoRoute));
     fib.set_interface(Port(1), Some(Interface::new(MacAddress([2; 6]), 31)));
     assert_eq!(go("10.0.1.2").0, Verdict::Fragment(Port(1), 31));
     let mut arp = Packet::new(Port(0), &[[2; 12].as_slice(), &[0x88, 0xb5]].concat());
-    assert_eq!(stage.process(&mut arp, START), Verdict::Drop(Reason::NotIp));
+    assert_eq!(stage.process(&mut arp, START), Verdict::Drop(DropReason::NotIp));
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn rules_mean_what_they_say() {
     let packet = || udp(Port(1), ("10.0.0.2", 5), ("10.0.1.2", 53));
     let meets = |rule: FilterRule| {
         let mut filter = Filter::with_default(Action::Accept).rule(rule);
-        filter.process(&mut packet(), START) == Verdict::Drop(Reason::Filtered)
+        filter.process(&mut packet(), START) == Verdict::Drop(DropReason::Filtered)
     };
     let drop = || FilterRule::new(Action::Drop);
     for (rule, is_met) in [
@@ -363,7 +363,7 @@ fn hops_are_counted_down() {
         packet.fill_checksums().unwrap();
         let verdict = Ttl.process(&mut packet, START);
         if ttl <= 1 {
-            assert_eq!(verdict, Verdict::Drop(Reason::TtlExpired));
+            assert_eq!(verdict, Verdict::Drop(DropReason::TtlExpired));
             assert_eq!(packet.bytes()[22], ttl);
         } else {
             assert_eq!((verdict, packet.bytes()[22]), (Verdict::Pass, ttl - 1));
@@ -388,13 +388,16 @@ fn packets_wait_for_their_neighbour() {
         assert_eq!(stage.wanted(), wanted);
         assert_eq!(stage.process(&mut packet("10.0.1.4", port), START), Verdict::Hold);
         assert_eq!(stage.wanted().is_some(), port == 0);
-        assert_eq!(stage.process(&mut packet("10.0.1.2", port), START), Verdict::Send(Port(1)));
+        assert_eq!(
+            stage.process(&mut packet("10.0.1.2", port), START),
+            Verdict::SetEgress(Port(1))
+        );
     }
     assert!(stage.next_release(START).is_some());
     for port in 0..50 {
         for to in ["10.0.1.3", "10.0.1.4"] {
             let (mut lost, verdict) = stage.release(START).unwrap();
-            assert_eq!(verdict, Verdict::Drop(Reason::UnresolvedFull));
+            assert_eq!(verdict, Verdict::Drop(DropReason::UnresolvedFull));
             assert_eq!(tuple(&mut lost).source.port, port);
             assert_eq!(tuple(&mut lost).destination.address, ip(to));
         }
@@ -404,14 +407,14 @@ fn packets_wait_for_their_neighbour() {
     let late = at(Duration::from_millis(2999));
     for port in 50..150 {
         let (mut sent, verdict) = stage.release(late).unwrap();
-        assert_eq!(verdict, Verdict::Send(Port(1)));
+        assert_eq!(verdict, Verdict::SetEgress(Port(1)));
         assert_eq!(tuple(&mut sent).source.port, port);
         assert_eq!(sent.bytes()[..6], [7; 6]);
     }
     assert!(stage.release(late).is_none());
     for _ in 0..100 {
         let (_, verdict) = stage.release(at(Duration::from_secs(3))).unwrap();
-        assert_eq!(verdict, Verdict::Drop(Reason::NoNeighbour));
+        assert_eq!(verdict, Verdict::Drop(DropReason::NoNeighbour));
     }
     assert!(stage.release(at(Duration::from_secs(9))).is_none());
     assert_eq!(stage.next_release(START), None);
@@ -445,7 +448,7 @@ fn long_packets_are_cut_or_told() {
     pipeline.offer(packet(0x40)).unwrap();
     pipeline.offer(packet(0)).unwrap();
     pipeline.run(START);
-    assert_eq!(pipeline.counters().snapshot().of(Reason::TooLong), 1);
+    assert_eq!(pipeline.counters().snapshot().of(DropReason::TooLong), 1);
     let whole = packet(0);
     let mut payload = Vec::new();
     for more in [0x20, 0] {

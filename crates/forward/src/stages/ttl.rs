@@ -6,11 +6,11 @@ use super::refused;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::Packet,
-    pipeline::{Offload, Stage, StockStage, Verdict},
+    pipeline::{BuiltinStage, Offload, Stage, Verdict},
 };
 
 /// Decrements the TTL or hop limit of each IP packet, and drops packets whose limit runs out
-/// ([`Reason::TtlExpired`](crate::pipeline::Reason::TtlExpired)). Frames that are not IP are dropped.
+/// ([`DropReason::TtlExpired`](crate::pipeline::DropReason::TtlExpired)). Frames that are not IP are dropped.
 ///
 /// The pipeline tells the sender, if [configured](crate::pipeline::PipelineBuilder::icmp_errors).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +39,6 @@ impl Stage for Ttl {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(StockStage::Ttl(self))
+        Offload::Builtin(BuiltinStage::Ttl(self))
     }
 }

@@ -10,7 +10,7 @@ use vigie_detect::Instant;
 
 use crate::{
     packet::{Packet, Port},
-    pipeline::Reason,
+    pipeline::DropReason,
 };
 
 /// A neighbour: the port of its link, and its address.
@@ -30,7 +30,7 @@ pub(super) struct Unresolved {
     waiting: BTreeMap<Neighbour, VecDeque<(Instant, Packet)>>,
     count: usize,
     /// Those that wait no longer, and why.
-    dropped: VecDeque<(Packet, Reason)>,
+    dropped: VecDeque<(Packet, DropReason)>,
 }
 
 impl Unresolved {
@@ -47,7 +47,7 @@ impl Unresolved {
         self.count += 1;
         if waiting.len() > OF_ONE_MAX || self.count > ALL_MAX {
             let oldest = waiting.pop_front();
-            self.dropped.extend(oldest.map(|(_, packet)| (packet, Reason::UnresolvedFull)));
+            self.dropped.extend(oldest.map(|(_, packet)| (packet, DropReason::UnresolvedFull)));
             self.count -= 1;
             self.forget(neighbour);
         }
@@ -64,7 +64,7 @@ impl Unresolved {
     }
 
     /// Takes the next packet that has no room, or has waited in vain, like all that wait for its neighbour.
-    pub(super) fn take_dropped(&mut self, now: Instant) -> Option<(Packet, Reason)> {
+    pub(super) fn take_dropped(&mut self, now: Instant) -> Option<(Packet, DropReason)> {
         let is_over = |waiting: &VecDeque<(Instant, Packet)>| {
             waiting.front().is_some_and(|(end, _)| *end <= now)
         };
@@ -74,7 +74,7 @@ impl Unresolved {
             let neighbour = *neighbour;
             self.count -= waiting.len();
             let waited = waiting.drain(..);
-            self.dropped.extend(waited.map(|(_, packet)| (packet, Reason::NoNeighbour)));
+            self.dropped.extend(waited.map(|(_, packet)| (packet, DropReason::NoNeighbour)));
             self.forget(neighbour);
         }
         self.dropped.pop_front()

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use crate::pipeline::Reason;
+use crate::pipeline::DropReason;
 
 /// Packets and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ struct CounterCells {
     received_bytes: AtomicU64,
     sent_packets: AtomicU64,
     sent_bytes: AtomicU64,
-    dropped: [AtomicU64; Reason::ALL.len()],
+    dropped: [AtomicU64; DropReason::ALL.len()],
     icmp_errors: AtomicU64,
     icmp_errors_suppressed: AtomicU64,
 }
@@ -45,8 +45,8 @@ pub struct CounterSnapshot {
     pub received: Traffic,
     /// Packets sent, including copies.
     pub sent: Traffic,
-    /// Packets dropped, by [`Reason::number`].
-    pub dropped: [u64; Reason::ALL.len()],
+    /// Packets dropped, by [`DropReason::number`].
+    pub dropped: [u64; DropReason::ALL.len()],
     /// ICMP errors sent about dropped packets ([`IcmpErrorSender`](crate::icmp::IcmpErrorSender)). They are included in
     /// `sent`.
     pub icmp_errors: u64,
@@ -77,7 +77,7 @@ impl TrafficCounters {
 
     /// Counts dropped packets.
     #[inline]
-    pub fn count_dropped(&self, reason: Reason, packets: u64) {
+    pub fn count_dropped(&self, reason: DropReason, packets: u64) {
         if let Some(counter) = self.cells.dropped.get(reason.number()) {
             add(counter, packets);
         }
@@ -111,7 +111,7 @@ impl TrafficCounters {
 impl CounterSnapshot {
     /// Returns the number of packets dropped for a reason.
     #[must_use]
-    pub fn of(&self, reason: Reason) -> u64 {
+    pub fn of(&self, reason: DropReason) -> u64 {
         self.dropped.get(reason.number()).copied().unwrap_or(0)
     }
 
@@ -141,7 +141,7 @@ impl fmt::Display for CounterSnapshot {
             self.dropped_total()
         )?;
         let mut mark = " (";
-        for reason in Reason::ALL.iter().filter(|reason| self.of(**reason) > 0) {
+        for reason in DropReason::ALL.iter().filter(|reason| self.of(**reason) > 0) {
             write!(f, "{mark}{reason}: {}", self.of(*reason))?;
             mark = ", ";
         }

@@ -2,7 +2,7 @@
 //!
 //! - [`Fib`]: routes by longest prefix, neighbours and interfaces.
 //! - [`NatTable`]: flows whose addresses are translated.
-//! - [`TrafficCounters`]: forwarded packets, and drops by [`Reason`](crate::pipeline::Reason).
+//! - [`TrafficCounters`]: forwarded packets, and drops by [`DropReason`](crate::pipeline::DropReason).
 //!
 //! A [`Feed`] gives the whole table once and then each change, so that a copy elsewhere can follow.
 

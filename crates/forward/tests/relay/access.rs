@@ -10,12 +10,12 @@ use vigie_detect::{
     Server,
     net::{TcpSocket, TcpStream, UdpSocket},
 };
-use vigie_forward::relay::{Network, ProxyHeader, UdpRelay};
+use vigie_forward::relay::{AddressRange, ProxyHeader, UdpRelay};
 use vigie_runtime::{spawn, time};
 
 use crate::{Serving, datagrams, echo, local, run, tcp};
 
-fn network(text: &str) -> Network {
+fn network(text: &str) -> AddressRange {
     text.parse().expect("a network")
 }
 

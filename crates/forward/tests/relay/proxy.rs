@@ -34,7 +34,7 @@ fn a_header_passes_through_two_relays() {
         let listener = TcpListener::bind(local()).await?;
         let second = tcp(listener.local_addr()?)
             .trust_proxy_header(
-                "127.0.0.0/8".parse::<vigie_forward::relay::Network>().expect("a network"),
+                "127.0.0.0/8".parse::<vigie_forward::relay::AddressRange>().expect("a network"),
             )
             .send_proxy_header();
         let second = Serving::start(second);
@@ -65,7 +65,7 @@ fn a_header_passes_through_two_relays() {
 fn headers_are_taken_from_the_trusted_alone() {
     run(async {
         let listener = TcpListener::bind(local()).await?;
-        let all: vigie_forward::relay::Network = "0.0.0.0/0".parse().expect("a network");
+        let all: vigie_forward::relay::AddressRange = "0.0.0.0/0".parse().expect("a network");
         let relay = Serving::start(tcp(listener.local_addr()?).trust_proxy_header(all));
         let openings: [&[u8]; 3] = [
             b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n",
@@ -80,7 +80,7 @@ fn headers_are_taken_from_the_trusted_alone() {
         }
         assert!(listener.try_accept().is_err(), "the upstream was left alone");
 
-        let other: vigie_forward::relay::Network = "192.0.2.0/24".parse().expect("a network");
+        let other: vigie_forward::relay::AddressRange = "192.0.2.0/24".parse().expect("a network");
         let relay = Serving::start(tcp(listener.local_addr()?).trust_proxy_header(other));
         let mut client = relay.connect().await?;
         let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];

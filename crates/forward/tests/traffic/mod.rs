@@ -7,7 +7,7 @@ use vigie_detect::Instant;
 use vigie_forward::{
     Bandwidth,
     packet::{Headers, Network, Packet, Port},
-    pipeline::{Reason, Stage, Verdict},
+    pipeline::{DropReason, Stage, Verdict},
     stages::{
         Action, Checksum, Filter, FilterRule, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Ttl,
     },
@@ -325,7 +325,7 @@ pub(crate) fn borrowed(stages: &[Box<dyn Stage>]) -> Vec<&dyn Stage> {
 /// The host's output for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Made {
-    pub(crate) dropped: Option<Reason>,
+    pub(crate) dropped: Option<DropReason>,
     pub(crate) port: Option<Port>,
     pub(crate) copy: Option<Port>,
     pub(crate) bytes: Vec<u8>,
@@ -346,7 +346,7 @@ pub(crate) fn on_host(
     for stage in stages {
         match stage.process(&mut packet, now) {
             Verdict::Pass => {}
-            Verdict::Send(to) => port = Some(to),
+            Verdict::SetEgress(to) => port = Some(to),
             Verdict::Copy(to) => copy = Some(to),
             Verdict::Drop(reason) => {
                 let bytes = packet.bytes().to_vec();
@@ -365,7 +365,7 @@ pub(crate) fn on_host(
             other => panic!("{other:?}"),
         }
     }
-    let dropped = if port.is_none() { Some(Reason::NoPort) } else { None };
+    let dropped = if port.is_none() { Some(DropReason::NoPort) } else { None };
     Made { dropped, port, copy, bytes: packet.bytes().to_vec(), needs_host }
 }
 

@@ -54,5 +54,5 @@ pub use self::{
 };
 pub use crate::flavor::simulated::Disk;
 pub use vigie_detect::{
-    DropReason, Link, NodeChange, PacketInfo, TaskEnd, TraceEvent, TraceEventKind, TracedTask,
+    DropReason, Link, NodeChange, TaskEnd, TraceEvent, TraceEventKind, TracedPacket, TracedTask,
 };

@@ -156,7 +156,7 @@ fn record(world: &SimulatedWorld, detail: TraceDetail) {
     match detail {
         TraceDetail::Off => {}
         TraceDetail::Events => timeline::record(world),
-        TraceDetail::Polls => world.recorder.log.record(detail, COMPARED_EVENTS),
+        TraceDetail::Polls => world.recorder.log.start_recording(detail, COMPARED_EVENTS),
     }
 }
 

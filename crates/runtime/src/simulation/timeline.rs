@@ -26,13 +26,13 @@ pub(super) fn folder() -> Option<OsString> {
 
 /// Records what a page shows.
 pub(super) fn record(world: &SimulatedWorld) {
-    world.recorder.log.record(TraceDetail::Events, EVENTS_MAX);
+    world.recorder.log.start_recording(TraceDetail::Events, EVENTS_MAX);
 }
 
 /// Writes a page of a world's run into the folder, if there is one and events are recorded, and says where.
 pub(super) fn keep(world: &Arc<SimulatedWorld>) {
     if let Some(folder) = folder()
-        && world.recorder.log.records(TraceDetail::Events)
+        && world.recorder.log.is_recording(TraceDetail::Events)
     {
         match write(world, folder) {
             Ok(path) => eprintln!("timeline of seed {}: {}", world.seed, path.display()),

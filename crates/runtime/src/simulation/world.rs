@@ -8,7 +8,7 @@ use std::{
     panic::{self, AssertUnwindSafe, Location},
 };
 
-use vigie_detect::{Flavor, Link, NodeChange, NodeId, TraceDetail, TraceEvent, VirtualHost};
+use vigie_detect::{Flavor, Link, NodeChange, NodeId, SimulatedHost, TraceDetail, TraceEvent};
 
 use super::{
     node::{Node, NodeBuilder, NodeProgram},
@@ -145,7 +145,7 @@ impl World {
     pub fn block_on<F: Future>(&mut self, future: F) -> F::Output {
         let world = Arc::clone(&self.main.world);
         let Self { main, programs, invariants, .. } = self;
-        let mut between = |host: &mut VirtualHost| {
+        let mut between = |host: &mut SimulatedHost| {
             for check in &mut *invariants {
                 check();
             }
@@ -179,7 +179,7 @@ impl World {
     /// Records what happens from now on, and keeps the newest `events_max` events, of some 150 bytes each: what becomes of
     /// nodes, packets and tasks, and each fault. Without this call, nothing is recorded.
     pub fn record(&mut self, events_max: usize) {
-        self.main.world.recorder.log.record(TraceDetail::Events, events_max);
+        self.main.world.recorder.log.start_recording(TraceDetail::Events, events_max);
     }
 
     /// Returns the events that were [recorded](Self::record), in order.
@@ -229,7 +229,7 @@ fn carry_out(
     fault: Fault,
     main: &Arc<SimulatedShared>,
     programs: &[NodeProgram],
-    host: &mut VirtualHost,
+    host: &mut SimulatedHost,
 ) {
     let world = &main.world;
     let end = |node: NodeId| {

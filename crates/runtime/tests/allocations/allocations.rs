@@ -21,8 +21,8 @@ use tokio::{
 };
 use vigie_detect::{
     Server,
+    detectors::doorbell::doorbell,
     net::{TcpListener, TcpStream, UnixStream},
-    stock::doorbell::doorbell,
 };
 use vigie_runtime::{Flavor, Runtime, spawn, time, yield_now};
 

@@ -3,7 +3,7 @@
 use std::{io::Write, os::unix::net::UnixStream as StdUnixStream, thread, time::Duration};
 
 use tokio::io::AsyncReadExt;
-use vigie_detect::{net::UnixStream, stock::doorbell::doorbell};
+use vigie_detect::{detectors::doorbell::doorbell, net::UnixStream};
 use vigie_runtime::{Runtime, spawn, spawn_blocking, time, yield_now};
 
 /// # Panics

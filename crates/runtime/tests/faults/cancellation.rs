@@ -17,8 +17,8 @@ use std::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::{
     Server,
+    detectors::{channel::channel, doorbell::doorbell},
     net::{TcpListener, TcpStream, UdpSocket, UnixStream},
-    stock::{channel::channel, doorbell::doorbell},
 };
 use vigie_runtime::{Flavor, JoinHandle, Runtime, spawn, spawn_blocking, time, yield_now};
 

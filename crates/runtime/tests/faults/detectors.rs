@@ -14,10 +14,10 @@ use std::{
 };
 
 use vigie_detect::{
-    Adaptive, Armed, Arming, Cancel, Decision, Detector, DriverHandle, Emitted, EventStream, Fixed,
-    Frequency, Handle, Instant, Interest, Key, Methods, Mode, Notifier, Pending, Policy,
-    PollContext, ReadinessEvent, RegisterError, Registration, Server, Situation, Strategy,
-    Submitted, WaitError,
+    Adaptive, ArmOutcome, Arming, CancelOutcome, Decision, Detector, DriverHandle, EmitOutcome,
+    EventStream, Fixed, Frequency, Handle, Instant, Interest, Key, Methods, Mode, Notifier,
+    Pending, Policy, PollContext, PollerEvent, RegisterError, Registration, Server, Situation,
+    Strategy, SubmitOutcome, WaitError,
 };
 use vigie_runtime::{Flavor, Runtime, spawn, yield_now};
 
@@ -138,9 +138,9 @@ impl Detector for Faulty {
         driver.watch(watched.as_fd(), 0, Interest::Readable)
     }
 
-    fn submit(&mut self, _: Key, _: &mut Request, _: Mode) -> Submitted<()> {
+    fn submit(&mut self, _: Key, _: &mut Request, _: Mode) -> SubmitOutcome<()> {
         self.at(Place::Submit);
-        Submitted::Pending
+        SubmitOutcome::Pending
     }
 
     fn check(&mut self, _: Key, _: &mut Request) -> Option<()> {
@@ -162,31 +162,31 @@ impl Detector for Faulty {
                 return;
             }
             match context.emit(key, ()) {
-                Emitted::Kept | Emitted::Ended => {}
-                Emitted::Full(()) | Emitted::Gone(()) => return,
+                EmitOutcome::Kept | EmitOutcome::Ended => {}
+                EmitOutcome::Full(()) | EmitOutcome::Gone(()) => return,
             }
         }
     }
 
-    fn notified(&mut self, _: &[ReadinessEvent], context: &mut PollContext<'_, Self>) {
+    fn notified(&mut self, _: &[PollerEvent], context: &mut PollContext<'_, Self>) {
         self.at(Place::Notified);
         self.poll(context);
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         self.at(Place::Arm);
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
-    fn cancel(&mut self, key: Key, request: &mut Request) -> Cancel {
+    fn cancel(&mut self, key: Key, request: &mut Request) -> CancelOutcome {
         self.at(Place::Cancel);
         if self.place == Place::DropRequest {
             request.panics = true;
             self.cancelled.push(key);
             self.notifier.as_ref().expect("attached").notify();
-            return Cancel::InFlight;
+            return CancelOutcome::InFlight;
         }
-        Cancel::Released
+        CancelOutcome::Released
     }
 
     fn unclaimed(&mut self, (): ()) -> Option<()> {

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use vigie_detect::{Server, stock::doorbell::doorbell};
+use vigie_detect::{Server, detectors::doorbell::doorbell};
 use vigie_runtime::{Flavor, Runtime, spawn, time};
 
 use crate::kit::guard::against_hang;

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use vigie_detect::{
     Handle, Server,
     clock::{monotonic_now, thread_cpu_time},
-    stock::doorbell::{Button, Doorbell, doorbell},
+    detectors::doorbell::{Button, Doorbell, doorbell},
 };
 use vigie_runtime::{Runtime, spawn, time, yield_now};
 

@@ -16,8 +16,8 @@ use std::{
 
 use tokio::io::AsyncReadExt;
 use vigie_detect::{
+    detectors::{channel::channel, doorbell::doorbell},
     net::UnixStream,
-    stock::{channel::channel, doorbell::doorbell},
 };
 use vigie_runtime::{Flavor, Handle, Runtime, spawn, spawn_blocking, time, yield_now};
 

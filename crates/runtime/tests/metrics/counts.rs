@@ -2,7 +2,7 @@
 
 use std::{sync::mpsc, time::Duration};
 
-use vigie_detect::{clock::monotonic_now, stock::doorbell::doorbell};
+use vigie_detect::{clock::monotonic_now, detectors::doorbell::doorbell};
 use vigie_runtime::{Flavor, Handle, Runtime, metrics::Metrics, task, yield_now};
 
 use crate::{flavors::runtime, kit::guard::against_hang, settle};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::io::AsyncReadExt;
-use vigie_detect::{net::UnixStream, stock::channel::channel};
+use vigie_detect::{detectors::channel::channel, net::UnixStream};
 use vigie_runtime::{
     Flavor, Runtime,
     metrics::{Dump, TaskReport, TaskState},

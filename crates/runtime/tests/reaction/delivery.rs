@@ -13,8 +13,8 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 use vigie_detect::{
+    detectors::doorbell::doorbell,
     net::{TcpListener, TcpStream, UnixStream},
-    stock::doorbell::doorbell,
 };
 use vigie_runtime::{spawn, spawn_blocking, time};
 

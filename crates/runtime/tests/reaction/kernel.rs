@@ -20,7 +20,7 @@ use rustix::{
 use vigie_detect::{
     Server,
     clock::monotonic_now,
-    stock::signal::{SignalKind, signal},
+    detectors::signal::{SignalKind, signal},
 };
 use vigie_runtime::{KernelHelp, Runtime, RuntimeBuilder, time};
 

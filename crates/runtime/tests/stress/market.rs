@@ -7,7 +7,7 @@ use std::{
 
 use vigie_detect::{
     Handle,
-    stock::channel::{Receiver, Sender, channel},
+    detectors::channel::{Receiver, Sender, channel},
 };
 use vigie_runtime::{Runtime, spawn, yield_now};
 

@@ -7,8 +7,8 @@ use super::{
     testbed::{Party, Queues, Testbed, descriptor},
 };
 use crate::vi::{
-    Address, Connect, Data, NicEvent, Operation, Provider, Queue, Reason, Reliability, RequestId,
-    Status, ViError, ViState,
+    Address, Connect, Data, DisconnectReason, NicEvent, Operation, Provider, Queue, Reliability,
+    RequestId, Status, ViError, ViState,
 };
 
 pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
@@ -55,7 +55,7 @@ impl<F: Fixture> Testbed<'_, F> {
         }
     }
 
-    fn refused_for(&mut self, party: &Party, reason: Reason) -> CaseResult {
+    fn refused_for(&mut self, party: &Party, reason: DisconnectReason) -> CaseResult {
         self.expect_event(party.nic, &NicEvent::Refused { vi: party.vi, reason })?;
         self.expect_state(party, ViState::Idle)
     }
@@ -133,17 +133,17 @@ fn peers<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let result =
         testbed.nics[0].connect_peer(Connect::new(lonely.vi, &address, b"alone", deadline));
     testbed.call(Clause::Connection, "connect_peer", result)?;
-    testbed.refused_for(&lonely, Reason::TimedOut)
+    testbed.refused_for(&lonely, DisconnectReason::TimedOut)
 }
 
 fn nobody_listens<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let client = testbed.party(0, Queues::Own)?;
     testbed.listens(1, b"something else")?;
     testbed.dial(&client, 1, b"something", b"")?;
-    testbed.refused_for(&client, Reason::NotListening)?;
+    testbed.refused_for(&client, DisconnectReason::NotListening)?;
     testbed.nics[1].unlisten(b"something else");
     testbed.dial(&client, 1, b"something else", b"")?;
-    testbed.refused_for(&client, Reason::NotListening)?;
+    testbed.refused_for(&client, DisconnectReason::NotListening)?;
     testbed.listens(1, b"something else")?;
     testbed.dialled(b"something else", b"", b"").map(drop)
 }
@@ -155,7 +155,7 @@ fn rejected<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let request = testbed.requested(1, b"picky", b"let me in")?;
     let result = testbed.nics[1].reject(request);
     testbed.call(Clause::Connection, "reject", result)?;
-    testbed.refused_for(&client, Reason::Rejected)?;
+    testbed.refused_for(&client, DisconnectReason::Rejected)?;
     let again = testbed.nics[1].reject(request);
     let is_right = |error: &ViError| matches!(error, ViError::UnknownRequest(_));
     testbed.refused(Clause::Connection, "to answer a request twice", again, is_right)?;
@@ -179,7 +179,7 @@ fn timed_out<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let result = testbed.nics[0].connect(Connect::new(client.vi, &address, b"slow", deadline));
     testbed.call(Clause::Connection, "connect", result)?;
     let request = testbed.requested(1, b"slow", b"")?;
-    testbed.refused_for(&client, Reason::TimedOut)?;
+    testbed.refused_for(&client, DisconnectReason::TimedOut)?;
     if testbed.fixture.now() < deadline {
         return Err(testbed.broken(Clause::Connection, "a call timed out before its deadline"));
     }
@@ -214,7 +214,7 @@ fn mismatch<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
         Reliability::Unreliable => Reliability::ReliableDelivery,
         _ => Reliability::Unreliable,
     };
-    if other > testbed.attributes().reliability {
+    if other > testbed.attributes().max_reliability {
         testbed.skip("there is one level only");
         return Ok(());
     }
@@ -229,7 +229,7 @@ fn mismatch<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     testbed.call(Clause::Connection, "accept", result)?;
     for party in [&client, &server] {
         match testbed.event(party.nic)? {
-            NicEvent::Refused { vi, reason: Reason::Mismatch(_) } if vi == party.vi => {
+            NicEvent::Refused { vi, reason: DisconnectReason::Mismatch(_) } if vi == party.vi => {
                 testbed.expect_state(party, ViState::Idle)?;
             }
             event => {
@@ -341,7 +341,7 @@ fn wrong_state<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     testbed.expect_event(1, &NicEvent::Connected { vi: server.vi, greeting: Vec::new() })?;
     let result = testbed.nics[1].disconnect(server.vi);
     testbed.call(Clause::State, "disconnect", result)?;
-    testbed.expect_broken(&idle, &[Reason::Disconnected])?;
+    testbed.expect_broken(&idle, &[DisconnectReason::Disconnected])?;
     let result = testbed.nics[0].post_send(idle.vi, &send);
     testbed.refused(Clause::State, "to send while in error", result, wrong)?;
     let result = testbed.nics[0].connect(Connect::new(idle.vi, &address, b"door", deadline));
@@ -363,7 +363,7 @@ fn disconnects<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
         let result = testbed.nics[first.nic].disconnect(first.vi);
         testbed.call(Clause::State, "disconnect", result)?;
         testbed.expect_state(first, ViState::Idle)?;
-        testbed.expect_broken(second, &[Reason::Disconnected])?;
+        testbed.expect_broken(second, &[DisconnectReason::Disconnected])?;
         for party in [first, second] {
             for cookie in 0..5 {
                 testbed.expect_flushed(party, cookie)?;
@@ -396,7 +396,11 @@ fn nic_ends<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let (bystander, friend) = testbed.pair()?;
     testbed.post_receive(&one, 1, &[])?;
     drop(testbed.nics.pop());
-    let reasons = [Reason::PeerDied, Reason::Disconnected, Reason::TransportFailed];
+    let reasons = [
+        DisconnectReason::PeerDied,
+        DisconnectReason::Disconnected,
+        DisconnectReason::TransportFailed,
+    ];
     testbed.expect_broken(&one, &reasons)?;
     testbed.expect_flushed(&one, 1)?;
     testbed.expect_isolated(&bystander, &friend)?;

@@ -6,7 +6,9 @@ use super::{
     Clause, ConformanceCase, Fixture,
     testbed::{Party, Queues, Testbed, descriptor, pattern},
 };
-use crate::vi::{Data, Operation, Provider, Queue, Reason, Reliability, SendDescriptor, Status};
+use crate::vi::{
+    Data, DisconnectReason, Operation, Provider, Queue, Reliability, SendDescriptor, Status,
+};
 
 pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
     vec![
@@ -259,7 +261,7 @@ fn isolated<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     }
     let result = testbed.nics[0].disconnect(next.vi);
     testbed.call(Clause::State, "disconnect", result)?;
-    testbed.expect_broken(&beside, &[Reason::Disconnected])?;
+    testbed.expect_broken(&beside, &[DisconnectReason::Disconnected])?;
     testbed.expect_isolated(&same, &third)
 }
 

@@ -213,7 +213,7 @@ pub fn check<F: Fixture>(
                 continue;
             }
             let mut testbed = Testbed::new(&mut fixture, at, &mut report)?;
-            if level > testbed.attributes().reliability {
+            if level > testbed.attributes().max_reliability {
                 report.skipped.push((case, "the provider does not offer that level"));
                 continue;
             }

@@ -3,13 +3,15 @@
 use std::{io::IoSlice, os::fd::AsFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vigie_detect::Armed;
+use vigie_detect::ArmOutcome;
 
 use super::{
     Clause, ConformanceCase, Fixture, Violation,
     testbed::{Party, Testbed, descriptor},
 };
-use crate::vi::{Data, NicEvent, Operation, Provider, Queue, Reason, SendDescriptor, Status};
+use crate::vi::{
+    Data, DisconnectReason, NicEvent, Operation, Provider, Queue, SendDescriptor, Status,
+};
 
 pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
     vec![("an armed NIC is woken", woken), ("a disconnect wakes", woken_by_a_disconnect)]
@@ -18,7 +20,7 @@ pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
 use super::violation::CaseResult;
 
 impl<F: Fixture> Testbed<'_, F> {
-    fn arm(&mut self, nic: usize) -> Result<Armed, Violation> {
+    fn arm(&mut self, nic: usize) -> Result<ArmOutcome, Violation> {
         let armed = self.nics[nic].arm();
         self.call(Clause::Wakeup, "arm", armed.map_err(Into::into))
     }
@@ -27,7 +29,7 @@ impl<F: Fixture> Testbed<'_, F> {
     fn fall_asleep(&mut self, nic: usize) -> CaseResult {
         for _ in 0..100 {
             self.calm();
-            if self.arm(nic)? == Armed::Armed {
+            if self.arm(nic)? == ArmOutcome::Armed {
                 return Ok(());
             }
         }
@@ -47,7 +49,7 @@ impl<F: Fixture> Testbed<'_, F> {
 
     /// Returns whether `arm` of a NIC in virtual time refuses to sleep.
     fn has_news(&mut self, nic: usize) -> bool {
-        matches!(self.nics[nic].arm(), Ok(Armed::Ready))
+        matches!(self.nics[nic].arm(), Ok(ArmOutcome::Ready))
     }
 
     /// Lets all NICs work except the sleeper.
@@ -80,7 +82,7 @@ fn woken<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
         testbed.calm();
         tell(testbed, &one, &other, round)?;
         testbed.work_beside(other.nic);
-        let is_ready = testbed.arm(other.nic)? == Armed::Ready;
+        let is_ready = testbed.arm(other.nic)? == ArmOutcome::Ready;
         if !is_ready && !testbed.is_woken(other.nic) {
             let saw = "a NIC was armed over a completion, and not told";
             return Err(testbed.broken(Clause::Wakeup, saw));
@@ -116,6 +118,6 @@ fn woken_by_a_disconnect<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult
         return Err(testbed.broken(Clause::Wakeup, "an armed NIC was not told of a disconnect"));
     }
     testbed.nics[other.nic].quiet();
-    let expected = NicEvent::Broken { vi: other.vi, reason: Reason::Disconnected };
+    let expected = NicEvent::Broken { vi: other.vi, reason: DisconnectReason::Disconnected };
     testbed.expect_event(other.nic, &expected)
 }

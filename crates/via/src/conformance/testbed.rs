@@ -4,9 +4,9 @@ use std::{collections::BTreeSet, fmt};
 
 use super::{Clause, ConformanceReport, Fixture, Location, Profile, Violation};
 use crate::vi::{
-    Attributes, Completion, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent,
-    Operation, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability,
-    RemoteSegment, SendDescriptor, Status, ViAttributes, ViError, ViId, ViState,
+    Completion, Connect, CqId, Data, DisconnectReason, LocalSegment, MemoryAttributes,
+    NicAttributes, NicEvent, Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region,
+    Reliability, RemoteSegment, SendDescriptor, Status, ViAttributes, ViError, ViId, ViState,
 };
 
 use vigie_detect::Instant;
@@ -86,7 +86,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
         Ok(Self { fixture, nics, at, profile, report, posted, last })
     }
 
-    pub(super) fn attributes(&self) -> Attributes {
+    pub(super) fn attributes(&self) -> NicAttributes {
         self.nics[0].attributes()
     }
 
@@ -229,7 +229,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
     pub(super) fn expect_broken(
         &mut self,
         party: &Party,
-        reasons: &[Reason],
+        reasons: &[DisconnectReason],
     ) -> Result<(), Violation> {
         match self.event(party.nic)? {
             NicEvent::Broken { vi, reason } if vi == party.vi && reasons.contains(&reason) => {}
@@ -248,7 +248,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
         other: &Party,
     ) -> Result<(), Violation> {
         for party in [one, other] {
-            self.expect_broken(party, &[Reason::DescriptorFailed])?;
+            self.expect_broken(party, &[DisconnectReason::DescriptorFailed])?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::{
     os::fd::BorrowedFd,
 };
 
-use vigie_detect::{Armed, Engine, EngineContext, WatchedDescriptor};
+use vigie_detect::{ArmOutcome, Engine, EngineContext, WatchedDescriptor};
 
 use super::{
     DatagramCounters, PortCounters, Received, UdpConfig,
@@ -442,8 +442,8 @@ impl Engine for DatagramEngine {
         }
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
-        Ok(if self.prepare()? { Armed::Ready } else { Armed::Armed })
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+        Ok(if self.prepare()? { ArmOutcome::Ready } else { ArmOutcome::Armed })
     }
 
     fn has_unannounced_work(&self) -> bool {

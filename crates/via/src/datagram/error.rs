@@ -93,7 +93,7 @@ pub enum DatagramError {
     },
     /// A setting leaves no room for 256 ports, or for a byte of payload.
     #[error("{name} is {value}, and must be {range}")]
-    Setting {
+    InvalidSetting {
         /// The setting.
         name: &'static str,
         /// Its value.

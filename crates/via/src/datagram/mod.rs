@@ -148,11 +148,11 @@ impl UdpConfig {
         if self.base_port == 0 || self.base_port > u16::MAX - 255 {
             let range = "between 1 and 65280";
             let value = self.base_port.into();
-            return Err(DatagramError::Setting { name: "base_port", value, range });
+            return Err(DatagramError::InvalidSetting { name: "base_port", value, range });
         }
         if !(576..=65_535).contains(&self.mtu) {
             let range = "between 576 and 65535";
-            return Err(DatagramError::Setting { name: "mtu", value: self.mtu, range });
+            return Err(DatagramError::InvalidSetting { name: "mtu", value: self.mtu, range });
         }
         Ok(self)
     }
@@ -190,7 +190,7 @@ impl Device {
     /// Opens a device over UDP; inside a simulation, over its network, which has no multicast.
     ///
     /// # Errors
-    /// [`DatagramError::Setting`]; as [`Server::register`].
+    /// [`DatagramError::InvalidSetting`]; as [`Server::register`].
     pub fn over_udp(server: &Server, config: UdpConfig) -> Result<Self, DatagramError> {
         Self::new(server, DatagramTransport::udp(config)?)
     }

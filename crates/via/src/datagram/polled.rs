@@ -28,7 +28,7 @@ impl PolledDevice {
     /// Opens a device over UDP.
     ///
     /// # Errors
-    /// [`DatagramError::Setting`].
+    /// [`DatagramError::InvalidSetting`].
     pub fn over_udp(config: UdpConfig) -> Result<Self, DatagramError> {
         Ok(Self { engine: DatagramEngine::new(DatagramTransport::udp(config)?) })
     }

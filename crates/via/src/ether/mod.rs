@@ -26,7 +26,7 @@
 //! | MTU changes | packets become shorter at once, but longer only after a peer was silent or for new
 //! connections; an MTU above that at opening is not used |
 //! | removed | as down, but for good: connections end with
-//! [`TransportFailed`](crate::vi::Reason::TransportFailed), and [`EtherWire::is_removed`] returns `true`
+//! [`TransportFailed`](crate::vi::DisconnectReason::TransportFailed), and [`EtherWire::is_removed`] returns `true`
 //! |
 //! | new address | peers do not know it: as removed, until the NIC is reopened |
 //!
@@ -189,7 +189,7 @@ impl EtherBuilder {
         let begun = Instant::now();
         loop {
             match self.link.clone().open() {
-                Err(error) if error.is_of_another_owner() && begun.elapsed() < QUEUE_PATIENCE => {
+                Err(error) if error.is_in_use() && begun.elapsed() < QUEUE_PATIENCE => {
                     let moment = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
                     let _ = rustix::event::poll(&mut [], Some(&moment));
                 }

@@ -43,7 +43,7 @@ pub struct EtherCounters {
     /// that the kernel has dropped are not counted.
     pub malformed: u64,
     /// Frames for other ports that arrived nevertheless, as they do with AF_XDP.
-    pub foreign: u64,
+    pub wrong_port: u64,
     /// Packets sent in fragments because the MTU had shrunk.
     pub fragmented: u64,
 }
@@ -215,7 +215,7 @@ impl EtherWire {
                     return;
                 };
                 if encap.to != path.port {
-                    counters.foreign += 1;
+                    counters.wrong_port += 1;
                     return;
                 }
                 let from = EtherPath::new(address, encap.from);

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, io};
 
-use vigie_detect::{Armed, Engine, EngineContext, RegisterError, Server, WatchedDescriptor};
+use vigie_detect::{ArmOutcome, Engine, EngineContext, RegisterError, Server, WatchedDescriptor};
 
 use super::{
     Checksum, EthernetHeader, Frame, FrameError, Link, LinkError, LinkEvent, MacAddress, Statistics,
@@ -125,7 +125,7 @@ impl Engine for LinkEngine {
         None
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         self.link.look().map_err(io::Error::other)?;
         let _ = self.link.flush();
         // While the interface is down, only the news that it is up again makes room.
@@ -133,7 +133,7 @@ impl Engine for LinkEngine {
         let awaits_room = awaits_room && self.link.is_up();
         self.link.await_room(awaits_room).map_err(io::Error::other)?;
         let is_ready = !self.arrived.is_empty() || self.link.is_removed() || self.link.is_ready();
-        Ok(if is_ready { Armed::Ready } else { Armed::Armed })
+        Ok(if is_ready { ArmOutcome::Ready } else { ArmOutcome::Armed })
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {

@@ -138,7 +138,7 @@ impl LinkBuilder {
         {
             if !(1..=FRAMES_MAX).contains(&value) {
                 let range = "between 1 and 65536";
-                return Err(OpenError::Setting { name, value: value.into(), range });
+                return Err(OpenError::InvalidSetting { name, value: value.into(), range });
             }
         }
 
@@ -146,7 +146,7 @@ impl LinkBuilder {
         if busy_poll_us > 1_000_000 {
             let value = u64::try_from(busy_poll_us).unwrap_or(u64::MAX);
             let range = "at most 1000000 (microseconds)";
-            return Err(OpenError::Setting { name: "busy_poll", value, range });
+            return Err(OpenError::InvalidSetting { name: "busy_poll", value, range });
         }
 
         let monitor = Monitor::open(&self.name)?;
@@ -166,7 +166,7 @@ impl LinkBuilder {
             BackEnd::Xdp => self.open_xdp(&monitor, &settings)?,
             BackEnd::XdpOrPacket => match self.open_xdp(&monitor, &settings) {
                 Ok(socket) => socket,
-                Err(error) if error.is_of_another_owner() => return Err(error),
+                Err(error) if error.is_in_use() => return Err(error),
                 Err(error @ OpenError::NoQueue { .. }) => return Err(error),
                 Err(reason) => {
                     tracing::warn!(

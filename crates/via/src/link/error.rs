@@ -120,7 +120,7 @@ pub enum OpenError {
     },
     /// A setting is out of its range.
     #[error("{name} is {value}, and must be {range}")]
-    Setting {
+    InvalidSetting {
         /// The setting.
         name: &'static str,
         /// Its value.
@@ -141,7 +141,7 @@ pub enum OpenError {
 impl OpenError {
     /// Returns whether what was to be opened has another owner, so that it may be free later.
     #[must_use]
-    pub const fn is_of_another_owner(&self) -> bool {
+    pub const fn is_in_use(&self) -> bool {
         matches!(self, Self::QueueTaken { .. } | Self::ProgramAttached { .. })
     }
 

@@ -39,9 +39,9 @@ pub enum LinkEvent {
     /// It is up, with a carrier.
     Up,
     /// Its MTU changed: the largest payload of a frame, in bytes.
-    Mtu(u32),
+    MtuChanged(u32),
     /// It has another address.
-    Address(MacAddress),
+    AddressChanged(MacAddress),
     /// It was removed.
     Removed,
 }
@@ -183,12 +183,12 @@ impl Monitor {
         }
 
         if now.mtu != before.mtu {
-            self.events.push_back(LinkEvent::Mtu(now.mtu));
+            self.events.push_back(LinkEvent::MtuChanged(now.mtu));
         }
         if let Some(address) = now.address
             && now.address != before.address
         {
-            self.events.push_back(LinkEvent::Address(address));
+            self.events.push_back(LinkEvent::AddressChanged(address));
         }
         if now.is_up != before.is_up {
             self.events.push_back(if now.is_up { LinkEvent::Up } else { LinkEvent::Down });

@@ -8,7 +8,7 @@ use std::{
 use super::{Communicator, MessageError, MessageErrorKind, endpoint::EndpointInner};
 use crate::{
     protocol::RequestError,
-    vi::{Provider, Reason},
+    vi::{DisconnectReason, Provider},
 };
 
 /// The context in which ranks agree on contexts.
@@ -201,7 +201,9 @@ impl<P: Provider> Communicator<P> {
         }
         match all.failed {
             None => Ok(all),
-            Some(rank) => Err(RequestError::PeerFailed { rank, reason: Reason::PeerDied }.into()),
+            Some(rank) => {
+                Err(RequestError::PeerFailed { rank, reason: DisconnectReason::PeerDied }.into())
+            }
         }
     }
 

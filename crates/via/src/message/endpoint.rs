@@ -6,7 +6,7 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, EngineContext, EngineHost, Instant, Notifier, Progress, ReadinessEvent, RegisterError,
+    ArmOutcome, EngineContext, EngineHost, Instant, Notifier, PollerEvent, Progress, RegisterError,
     Registration, Server, SharedWaiter, WaitError, WatchedDescriptor,
 };
 
@@ -83,13 +83,13 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         let armed = self.engine.arm();
         self.worked = self.engine.worked();
         armed
     }
 
-    fn notified(&mut self, _: &[ReadinessEvent]) {
+    fn notified(&mut self, _: &[PollerEvent]) {
         self.engine.quiet();
     }
 
@@ -172,7 +172,7 @@ impl<P: Provider> Endpoint<P> {
         let waiter = SharedWaiter::at(server, engine.size(), POLLS_PER_CLOCK_READ);
         let endpoint_engine = EndpointEngine { engine, worked: 0, ready: Vec::new() };
         let host = EngineHost::new(server, endpoint_engine, registration)?;
-        host.keep_running().map_err(|_| RegisterError::ServerClosed)?;
+        host.run_in_background().map_err(|_| RegisterError::ServerClosed)?;
         let inner =
             EndpointInner { host, waiter, contexts: ContextTable::new(), watch: OnceLock::new() };
         Ok(Self { inner: Arc::new(inner) })

@@ -7,7 +7,7 @@ use vigie_detect::WaitError;
 
 use crate::{
     protocol::{RequestError, SendError},
-    vi::Reason,
+    vi::DisconnectReason,
 };
 
 /// The error of a message that was not sent or received: see [`kind`](Self::kind).
@@ -48,7 +48,7 @@ impl MessageError {
 
     /// Returns the rank that failed, if that is why.
     #[must_use]
-    pub const fn failed_rank(&self) -> Option<(u32, Reason)> {
+    pub const fn failed_rank(&self) -> Option<(u32, DisconnectReason)> {
         match self.kind() {
             MessageErrorKind::Send(SendError::PeerFailed { rank, reason })
             | MessageErrorKind::Request(RequestError::PeerFailed { rank, reason }) => {

@@ -9,7 +9,7 @@ use super::{Endpoint, watch::watch};
 use crate::{
     protocol::{EngineConfig, EngineError, MessageEngine},
     shm::Shm,
-    vi::{Address, Provider, Reason, ViError},
+    vi::{Address, DisconnectReason, Provider, ViError},
     world::{World, WorldError},
 };
 
@@ -103,7 +103,7 @@ impl<P: Provider> Endpoint<P> {
                 _ if rank == own => Ok(()),
                 Some(address) => engine.introduce(rank, Address(address)),
                 None => {
-                    engine.peer_failed(rank, Reason::PeerDied);
+                    engine.peer_failed(rank, DisconnectReason::PeerDied);
                     Ok(())
                 }
             })?;

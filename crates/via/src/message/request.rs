@@ -97,7 +97,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if this.waiter.still_waits(cx) {
+        if this.waiter.renew_waker(cx) {
             return Poll::Pending;
         }
         if this.inner.host.is_inherited() {

@@ -9,7 +9,7 @@ use super::{
     area::{AREA_BYTES_MAX, longest_frame},
     credits::DESCRIPTORS_MAX,
 };
-use crate::vi::{Reason, Reliability, ViError};
+use crate::vi::{DisconnectReason, Reliability, ViError};
 
 /// The shortest frame limit that a configuration may set, in bytes.
 pub(super) const FRAME_BYTES_MIN: u32 = 128;
@@ -76,7 +76,7 @@ impl EngineConfig {
 
         /// Sets the longest frame, in bytes with its envelope: from 128 to 48 less than half the area. Longer messages are sent in several,
         /// so that both sides copy at the same time. Default 32 KiB and 64 bytes. Over unreliable VIs, frames are no longer than what the
-        /// provider carries in [one packet](crate::vi::Attributes::unreliable_bytes).
+        /// provider carries in [one packet](crate::vi::NicAttributes::unreliable_bytes).
         frame_bytes_max: u32,
 
         /// Sets the bytes of a message that are sent before a receive matches it, and that are under way to a receive: at least 128. Default
@@ -162,7 +162,7 @@ pub enum EngineError {
     },
     /// The provider cannot carry the protocol.
     #[error("the provider {provider} cannot carry messages: {what}")]
-    Provider {
+    UnsupportedProvider {
         /// The provider.
         provider: &'static str,
         /// The missing capability.
@@ -213,7 +213,7 @@ pub enum SendError {
         /// The rank.
         rank: u32,
         /// The reason.
-        reason: Reason,
+        reason: DisconnectReason,
     },
     /// The buffer for buffered sends does not have enough room.
     #[error(
@@ -259,7 +259,7 @@ pub enum RequestError {
         /// The rank.
         rank: u32,
         /// The reason.
-        reason: Reason,
+        reason: DisconnectReason,
     },
     /// The sender abandoned the message before all of it was sent.
     #[error("rank {rank} abandoned the message before all of it was sent")]

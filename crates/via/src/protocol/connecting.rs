@@ -31,8 +31,8 @@ use super::{
 use crate::{
     auth::Secret,
     vi::{
-        Address, Connect, ProtectionTag, Provider, Reason, ReceiveDescriptor, Reliability,
-        RequestId, ViAttributes, ViError, ViId,
+        Address, Connect, DisconnectReason, ProtectionTag, Provider, ReceiveDescriptor,
+        Reliability, RequestId, ViAttributes, ViError, ViId,
     },
 };
 
@@ -207,7 +207,8 @@ impl<P: Provider> MessageEngine<P> {
                 self.events.push_back(EngineEvent::Connected { rank });
             }
             Ok(()) => self.met(rank),
-            Err(_) => self.peer_failed(rank, Reason::Mismatch("the greeting is of no such rank")),
+            Err(_) => self
+                .peer_failed(rank, DisconnectReason::Mismatch("the greeting is of no such rank")),
         }
     }
 
@@ -257,7 +258,7 @@ impl<P: Provider> MessageEngine<P> {
     pub fn rank_is_gone(&mut self, rank: u32) {
         let Some(peer) = self.peers.get(rank as usize) else { return };
         if !peer.is_connected() && peer.approach != Approach::Answering {
-            self.peer_failed(rank, Reason::PeerDied);
+            self.peer_failed(rank, DisconnectReason::PeerDied);
         }
     }
 
@@ -283,14 +284,14 @@ impl<P: Provider> MessageEngine<P> {
             // It may be refused at once, which nothing else announces.
             Ok(()) => _ = self.take_nic_events(),
             Err(EngineError::Vi(ViError::Io(_))) => self.pause(rank, tries),
-            Err(_) => self.peer_failed(rank, Reason::TransportFailed),
+            Err(_) => self.peer_failed(rank, DisconnectReason::TransportFailed),
         }
     }
 
     /// Calls a rank again later.
     fn pause(&mut self, rank: u32, tries: u32) {
         if tries >= TRIES_MAX {
-            return self.peer_failed(rank, Reason::TransportFailed);
+            return self.peer_failed(rank, DisconnectReason::TransportFailed);
         }
         let until = self.now.saturating_add(PAUSE * (1 << tries.min(6)));
         if let Some(peer) = self.peers.get_mut(rank as usize) {
@@ -352,7 +353,7 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Handles a connection that was not made.
-    pub(super) fn refused(&mut self, rank: u32, reason: Reason) {
+    pub(super) fn refused(&mut self, rank: u32, reason: DisconnectReason) {
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         let (tries, held) = match peer.approach {
             Approach::Calling { tries, held } => (tries, held),
@@ -365,11 +366,11 @@ impl<P: Provider> MessageEngine<P> {
             return self.answer(request, rank);
         }
         match reason {
-            Reason::Rejected
-            | Reason::Disconnected
-            | Reason::TransportFailed
-            | Reason::TimedOut => self.pause(rank, tries),
-            Reason::NotListening => self.peer_failed(rank, Reason::PeerDied),
+            DisconnectReason::Rejected
+            | DisconnectReason::Disconnected
+            | DisconnectReason::TransportFailed
+            | DisconnectReason::TimedOut => self.pause(rank, tries),
+            DisconnectReason::NotListening => self.peer_failed(rank, DisconnectReason::PeerDied),
             reason => self.peer_failed(rank, reason),
         }
     }

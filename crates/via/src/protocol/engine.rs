@@ -6,7 +6,7 @@ use std::{
     os::fd::BorrowedFd,
 };
 
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 
 use super::{
     EngineConfig, EngineError, RequestId,
@@ -26,8 +26,8 @@ use super::{
 use crate::{
     slots::Slots,
     vi::{
-        Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider, Queue,
-        Reason, RegistrationCache, ViError,
+        Completion, CqId, DisconnectReason, MemoryAttributes, NicAttributes, NicEvent,
+        ProtectionTag, Provider, Queue, RegistrationCache, ViError,
     },
 };
 
@@ -60,14 +60,14 @@ pub enum EngineEvent {
         /// The rank.
         rank: u32,
         /// The reason.
-        reason: Reason,
+        reason: DisconnectReason,
     },
     /// A rank has failed; everything that waited for it has ended with an error.
     Failed {
         /// The rank.
         rank: u32,
         /// The reason.
-        reason: Reason,
+        reason: DisconnectReason,
     },
 }
 
@@ -103,7 +103,7 @@ pub struct MessageEngine<P: Provider> {
     pub(super) pool_tag: ProtectionTag,
     pub(super) rank: u32,
     pub(super) config: EngineConfig,
-    pub(super) attributes: Attributes,
+    pub(super) attributes: NicAttributes,
     pub(super) peers: Vec<Peer>,
     pub(super) staging: Staging,
     pub(super) registrations: RegistrationCache,
@@ -147,7 +147,7 @@ pub struct MessageEngine<P: Provider> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BrokenPeer {
     pub(super) rank: u32,
-    reason: Reason,
+    reason: DisconnectReason,
     /// The value of [`MessageEngine::worked`] by which everything that had arrived has certainly been taken.
     until: u64,
 }
@@ -173,7 +173,8 @@ impl<P: Provider> MessageEngine<P> {
         }
 
         let attributes = nic.attributes();
-        let lacks = |what| Err(EngineError::Provider { provider: attributes.name, what });
+        let lacks =
+            |what| Err(EngineError::UnsupportedProvider { provider: attributes.name, what });
         if attributes.max_inline < 64 {
             return lacks("it takes less than 64 bytes inline");
         }
@@ -188,7 +189,7 @@ impl<P: Provider> MessageEngine<P> {
         }
         config.check()?;
 
-        if attributes.reliability < config.reliability {
+        if attributes.max_reliability < config.reliability {
             return lacks("its VIs are less reliable than asked for");
         }
 
@@ -434,7 +435,7 @@ impl<P: Provider> MessageEngine<P> {
             // before it.
             self.take_nic_events();
             let broken = self.broken.iter().find(|broken| broken.rank == rank);
-            let reason = broken.map_or(Reason::DescriptorFailed, |broken| broken.reason);
+            let reason = broken.map_or(DisconnectReason::DescriptorFailed, |broken| broken.reason);
             self.broken.retain(|broken| broken.rank != rank);
             self.peer_failed(rank, reason);
         }
@@ -545,7 +546,7 @@ impl<P: Provider> MessageEngine<P> {
             match lossy.service(&mut self.nic, &mut self.staging, self.now) {
                 Ok(sent) => has_worked |= sent,
                 Err(()) => {
-                    self.peer_failed(rank, Reason::TransportFailed);
+                    self.peer_failed(rank, DisconnectReason::TransportFailed);
                     continue;
                 }
             }
@@ -661,7 +662,7 @@ impl<P: Provider> MessageEngine<P> {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn arm(&mut self) -> io::Result<Armed> {
+    pub fn arm(&mut self) -> io::Result<ArmOutcome> {
         // There is time now to look for memory that only the cache still holds.
         if !self.registrations.is_empty() {
             self.registrations.sweep(&mut self.nic);
@@ -697,7 +698,7 @@ impl<P: Provider> MessageEngine<P> {
         self.events_reported = self.events.len();
         let is_ending = !self.broken.is_empty();
         if is_blocked || is_ending || self.has_own() || !self.ready.is_empty() || has_news {
-            return Ok(Armed::Ready);
+            return Ok(ArmOutcome::Ready);
         }
         self.nic.arm()
     }

@@ -6,13 +6,13 @@ use super::{
     peer::PeerLink,
     request::{ReceiveState, RequestEntry},
 };
-use crate::vi::{Provider, Reason};
+use crate::vi::{DisconnectReason, Provider};
 
 impl<P: Provider> MessageEngine<P> {
     /// Cuts off a peer that broke the protocol, and no other.
     #[cold]
     pub(super) fn peer_fault(&mut self, rank: u32, what: &'static str) {
-        self.peer_failed(rank, Reason::PeerFault(what));
+        self.peer_failed(rank, DisconnectReason::PeerFault(what));
     }
 
     /// Records that a rank has failed. Sends to it and receives from it end in [`RequestError::PeerFailed`],
@@ -20,7 +20,7 @@ impl<P: Provider> MessageEngine<P> {
     /// remaining ranks. Messages that had wholly arrived can still be received. Does nothing if the rank has
     /// failed before.
     #[cold]
-    pub fn peer_failed(&mut self, rank: u32, reason: Reason) {
+    pub fn peer_failed(&mut self, rank: u32, reason: DisconnectReason) {
         let own = self.rank;
         let Some(peer) = self.peers.get_mut(rank as usize).filter(|_| rank != own) else { return };
         if peer.failed.is_some() {
@@ -139,7 +139,7 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Returns why a rank has failed, if it has.
     #[must_use]
-    pub fn failure(&self, rank: u32) -> Option<Reason> {
+    pub fn failure(&self, rank: u32) -> Option<DisconnectReason> {
         self.peers.get(rank as usize)?.failed
     }
 }
@@ -167,7 +167,7 @@ mod tests {
             (None, CONTROLS_WAITING_MAX)
         );
         engine.queue_control(1, Control::Cancelled { request: 1, is_cancelled: false });
-        assert!(matches!(engine.failure(1), Some(Reason::PeerFault(_))));
+        assert!(matches!(engine.failure(1), Some(DisconnectReason::PeerFault(_))));
         assert!(engine.peers[1].controls.is_empty());
         assert_eq!(engine.failure(2), None, "no other rank fails");
     }

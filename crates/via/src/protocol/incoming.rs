@@ -192,7 +192,7 @@ impl<P: Provider> MessageEngine<P> {
         };
         let mut done = 0;
         while done < arrival.length {
-            let space = sink.buffer_at(offset + to_u64(done), arrival.length - done);
+            let space = sink.chunk_mut_at(offset + to_u64(done), arrival.length - done);
             let length = space.len().min(arrival.length - done);
             if length == 0
                 || link.area.memory.read(from + to_u64(done), &mut space[..length]).is_err()

@@ -41,7 +41,7 @@ pub enum Payload<'a> {
 pub trait Sink {
     /// Returns the place for the bytes from `offset` on, of which at most `length` will follow: at least one
     /// byte long, or empty if the message is clipped there.
-    fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8];
+    fn chunk_mut_at(&mut self, offset: u64, length: usize) -> &mut [u8];
 
     /// Returns how many bytes of a message it takes at most. Data beyond it that arrives while the receive is not polled
     /// is not kept. Default: all.
@@ -59,7 +59,7 @@ pub trait Sink {
 
 impl Sink for [u8] {
     #[inline]
-    fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
+    fn chunk_mut_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
         let start = usize::try_from(offset).map_or(self.len(), |offset| offset.min(self.len()));
         let end = start.saturating_add(length).min(self.len());
         &mut self[start..end]
@@ -73,7 +73,7 @@ impl Sink for [u8] {
 /// Grows as the message arrives, and never shrinks: if the vector was longer before, the message is the first
 /// [`Status::length`](super::Status::length) bytes. Clear it first if it should hold nothing else.
 impl Sink for Vec<u8> {
-    fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
+    fn chunk_mut_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
         let Ok(start) = usize::try_from(offset) else { return &mut [] };
         let end = start.saturating_add(length);
         if self.len() < end {
@@ -99,7 +99,7 @@ pub struct Discard;
 
 impl Sink for Discard {
     #[inline]
-    fn buffer_at(&mut self, _offset: u64, _length: usize) -> &mut [u8] {
+    fn chunk_mut_at(&mut self, _offset: u64, _length: usize) -> &mut [u8] {
         &mut []
     }
 
@@ -171,7 +171,7 @@ pub struct Scattered<'a> {
 }
 
 impl Sink for Scattered<'_> {
-    fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
+    fn chunk_mut_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
         let behind = self.layout.pieces.partition_point(|piece| piece.2 <= offset);
         let Some(&(start, piece, begin)) =
             behind.checked_sub(1).and_then(|index| self.layout.pieces.get(index))
@@ -195,7 +195,7 @@ pub(super) fn put<S: Sink + ?Sized>(sink: &mut S, offset: u64, bytes: &[u8]) -> 
     let mut done = 0;
     while done < bytes.len() {
         let rest = &bytes[done..];
-        let space = sink.buffer_at(offset + to_u64(done), rest.len());
+        let space = sink.chunk_mut_at(offset + to_u64(done), rest.len());
         let length = space.len().min(rest.len());
         if length == 0 {
             break;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     auth::Secret,
-    vi::{Address, ProtectionTag, Provider, Reason, ViId},
+    vi::{Address, DisconnectReason, ProtectionTag, Provider, ViId},
 };
 
 /// The link to a rank.
@@ -93,7 +93,7 @@ pub(super) struct Peer {
     pub(super) key: Option<Secret>,
     /// The tag of the memory that is shared with it alone.
     pub(super) tag: Option<ProtectionTag>,
-    pub(super) failed: Option<Reason>,
+    pub(super) failed: Option<DisconnectReason>,
     /// The longest frame to this peer, with its envelope.
     pub(super) frame_bytes_max: u32,
     /// The bytes of a message that this peer takes without a grant.
@@ -329,7 +329,7 @@ mod tests {
                 2 => peer.pumps.push_back(1),
                 3 => peer.controls.push_back(Control::Pause),
                 4 => peer.stalled.push(1),
-                _ => peer.failed = Some(Reason::TimedOut),
+                _ => peer.failed = Some(DisconnectReason::TimedOut),
             }
             assert_eq!(peer.is_clear(), matches!(case, 0 | 4 | 6 | 8), "{case}");
             assert_eq!(peer.has_work(), matches!(case, 2..=9), "{case}");

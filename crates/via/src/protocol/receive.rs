@@ -51,9 +51,9 @@ struct Kept {
 }
 
 impl Sink for Kept {
-    fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
+    fn chunk_mut_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
         let length = length.min(self.limit.saturating_sub(to_usize(offset)));
-        self.bytes.buffer_at(offset, length)
+        self.bytes.chunk_mut_at(offset, length)
     }
 }
 

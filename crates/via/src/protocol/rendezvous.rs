@@ -124,7 +124,7 @@ fn copy<S: Sink + ?Sized>(memory: &Memory, from: u64, total: u64, sink: &mut S) 
     let mut done = 0;
     while done < total {
         let length = to_usize((total - done).min(PIECE_BYTES));
-        let space = sink.buffer_at(done, length);
+        let space = sink.chunk_mut_at(done, length);
         let length = space.len().min(length);
         if length == 0 || memory.read(from + done, &mut space[..length]).is_err() {
             return false;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     sim::{FaultPlan, SimNetwork, SimNic},
-    vi::{Attributes, Provider},
+    vi::{NicAttributes, Provider},
 };
 
 /// A configuration whose limits are soon reached: an area of 64 units, eight frames of eight units.
@@ -40,10 +40,10 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn new(config: EngineConfig) -> Self {
-        Self::with(config, Attributes::named("sim"))
+        Self::with(config, NicAttributes::named("sim"))
     }
 
-    pub(super) fn with(config: EngineConfig, attributes: Attributes) -> Self {
+    pub(super) fn with(config: EngineConfig, attributes: NicAttributes) -> Self {
         let network = SimNetwork::new(1, FaultPlan::reliable());
         let mut engines = [0, 1].map(|rank| {
             let mut nic = network.nic_with(attributes);

@@ -30,7 +30,7 @@ use super::{
     wakeup::PeerPage,
     wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress},
 };
-use crate::vi::{Memory, NicEvent, Reason, RequestId, ViError, ViEvent};
+use crate::vi::{DisconnectReason, Memory, NicEvent, RequestId, ViError, ViEvent};
 
 /// The time that a new caller, or one that was welcomed, may stay silent.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -211,7 +211,9 @@ impl Shm {
             match receive_packet(&found.socket) {
                 // It still waits, and has sent nothing more.
                 Ok(None) => self.pair_with(name, caller),
-                Ok(Some(_)) => self.reject_caller(caller, Reason::PeerFault("more than a hello")),
+                Ok(Some(_)) => {
+                    self.reject_caller(caller, DisconnectReason::PeerFault("more than a hello"))
+                }
                 Err(reason) => self.reject_caller(caller, reason),
             }
         }
@@ -226,9 +228,9 @@ impl Shm {
             Ok(socket) => socket,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                return self.refused(name, Reason::NotListening);
+                return self.refused(name, DisconnectReason::NotListening);
             }
-            Err(_) => return self.refused(name, Reason::TransportFailed),
+            Err(_) => return self.refused(name, DisconnectReason::TransportFailed),
         };
 
         let Some(ConnectAttempt::Dialing { to, hello, ring: (file, ring), deadline }) =
@@ -243,7 +245,7 @@ impl Shm {
         let Some(vi) = self.vis.get_mut(name) else { return };
         vi.attempt = Some(ConnectAttempt::Asked { to, hello, socket, ring, deadline });
         if sent.is_err() {
-            self.refused(name, Reason::TransportFailed);
+            self.refused(name, DisconnectReason::TransportFailed);
         }
     }
 
@@ -260,21 +262,22 @@ impl Shm {
         let own = vi.core.attributes.reliability;
         let (parameters, greeting) = match packet {
             ControlPacket::Welcome { parameters, .. } if parameters.reliability != own => {
-                let reason = Reason::PeerFault("a welcome at another level of reliability");
+                let reason =
+                    DisconnectReason::PeerFault("a welcome at another level of reliability");
                 return self.refused(name, reason);
             }
             ControlPacket::Welcome { parameters, greeting } => (parameters, greeting),
             ControlPacket::Refusal { reason } => return self.refused(name, reason),
-            _ => return self.refused(name, Reason::PeerFault("no answer to a hello")),
+            _ => return self.refused(name, DisconnectReason::PeerFault("no answer to a hello")),
         };
 
         let (peer_ring, page) = match map_both(&files) {
             Ok(both) => both,
-            Err(what) => return self.refused(name, Reason::PeerFault(what)),
+            Err(what) => return self.refused(name, DisconnectReason::PeerFault(what)),
         };
 
         if sys::send(socket.as_fd(), &ControlPacket::Confirm.encode(), &[]).is_err() {
-            return self.refused(name, Reason::PeerDied);
+            return self.refused(name, DisconnectReason::PeerDied);
         }
         let Some(ConnectAttempt::Asked { socket, ring, .. }) = vi.attempt.take() else { return };
         let (producer, consumer) = (Producer::new(peer_ring), Consumer::new(ring));
@@ -335,7 +338,7 @@ impl Shm {
             Ok(Some(heard)) => heard,
             Ok(None) => return,
             Err(reason) => {
-                let is_wrong = is_new && matches!(reason, Reason::PeerFault(_));
+                let is_wrong = is_new && matches!(reason, DisconnectReason::PeerFault(_));
                 self.refusals.without_secret += u64::from(is_wrong);
                 return self.reject_caller(name, reason);
             }
@@ -346,12 +349,13 @@ impl Shm {
             ControlPacket::Hello(hello) if is_new && hello.token == self.place.token => hello,
             _ => {
                 self.refusals.without_secret += u64::from(is_new);
-                return self.reject_caller(name, Reason::PeerFault("no hello"));
+                return self.reject_caller(name, DisconnectReason::PeerFault("no hello"));
             }
         };
 
         let Ok((ring, page)) = map_both(&files) else {
-            return self.reject_caller(name, Reason::PeerFault("a hello without its files"));
+            return self
+                .reject_caller(name, DisconnectReason::PeerFault("a hello without its files"));
         };
         let (from, discriminator) = (hello.from, hello.discriminator.clone());
         let greeting = hello.greeting.clone();
@@ -359,11 +363,11 @@ impl Shm {
         caller.deadline = Instant::MAX;
         let known_count = self.callers.iter().filter(|(_, caller)| caller.known.is_some()).count();
         if known_count > CALLERS_MAX || self.nic_state.events.len() >= EVENTS_MAX {
-            return self.reject_caller(name, Reason::Rejected);
+            return self.reject_caller(name, DisconnectReason::Rejected);
         }
         let Some(from) = from else {
             if !self.listening.contains(&discriminator) {
-                return self.reject_caller(name, Reason::NotListening);
+                return self.reject_caller(name, DisconnectReason::NotListening);
             }
             let request = RequestId(name.into());
             let event = NicEvent::Requested { request, discriminator, greeting };
@@ -381,11 +385,14 @@ impl Shm {
     }
 
     /// Drops a caller, and tells it why if it may know.
-    pub(super) fn reject_caller(&mut self, name: u32, reason: Reason) {
+    pub(super) fn reject_caller(&mut self, name: u32, reason: DisconnectReason) {
         let Some(caller) = self.callers.remove(name) else { return };
         let tells = matches!(
             reason,
-            Reason::NotListening | Reason::Rejected | Reason::Mismatch(_) | Reason::TransportFailed
+            DisconnectReason::NotListening
+                | DisconnectReason::Rejected
+                | DisconnectReason::Mismatch(_)
+                | DisconnectReason::TransportFailed
         );
         if tells {
             let _ =
@@ -424,7 +431,7 @@ impl Shm {
             .and_then(|caller| caller.known.as_ref())
             .is_some_and(|known| known.hello.parameters.reliability == parameters.reliability);
         if !fits {
-            let reason = Reason::Mismatch("another level of reliability");
+            let reason = DisconnectReason::Mismatch("another level of reliability");
             self.reject_caller(caller, reason);
             return self.refused(name, reason);
         }
@@ -433,7 +440,7 @@ impl Shm {
             return;
         };
         let Ok((file, ring)) = sys::make_file(size(RING_BYTES), false) else {
-            return self.refused(name, Reason::TransportFailed);
+            return self.refused(name, DisconnectReason::TransportFailed);
         };
         let packet = ControlPacket::Welcome { parameters, greeting: greeting.to_vec() }.encode();
         let files = [file.as_fd(), self.nic_state.page.file()];
@@ -442,7 +449,7 @@ impl Shm {
         if sys::send(socket.as_fd(), &packet, &files).is_err() || watched.is_err() {
             // A VI that awaits a peer may be called again.
             if !self.awaits(name) {
-                self.refused(name, Reason::Disconnected);
+                self.refused(name, DisconnectReason::Disconnected);
             }
             return;
         }
@@ -475,12 +482,14 @@ impl Shm {
         };
         match receive_packet(&connection.socket) {
             Ok(Some((ControlPacket::Confirm, _))) => {}
-            Ok(Some(_)) => return self.refused(name, Reason::PeerFault("no confirmation")),
+            Ok(Some(_)) => {
+                return self.refused(name, DisconnectReason::PeerFault("no confirmation"));
+            }
             Ok(None) => return,
             // The caller has given up.
-            Err(Reason::PeerDied) => {
+            Err(DisconnectReason::PeerDied) => {
                 let Some(again) = again.take() else {
-                    return self.refused(name, Reason::Disconnected);
+                    return self.refused(name, DisconnectReason::Disconnected);
                 };
                 vi.attempt = Some(*again);
                 return self.pair_with_any(name);
@@ -510,7 +519,7 @@ impl Shm {
         self.nic_state.events.push_back(NicEvent::Connected { vi: vi.core.id, greeting });
     }
 
-    pub(super) fn refused(&mut self, name: u32, reason: Reason) {
+    pub(super) fn refused(&mut self, name: u32, reason: DisconnectReason) {
         self.pending.retain(|pending| *pending != name);
         let Some(vi) = self.vis.get_mut(name) else { return };
         vi.attempt = None;
@@ -529,7 +538,7 @@ impl Shm {
                 let Some(attempt) = attempt else { continue };
                 if attempt.deadline() <= now {
                     is_news = true;
-                    self.refused(name, Reason::TimedOut);
+                    self.refused(name, DisconnectReason::TimedOut);
                 } else if matches!(attempt, ConnectAttempt::Dialing { .. }) {
                     self.dial(name);
                 }
@@ -579,7 +588,9 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 /// Receives a handshake packet with the files that belong to it.
-fn receive_packet(socket: &OwnedFd) -> Result<Option<(ControlPacket, Vec<OwnedFd>)>, Reason> {
+fn receive_packet(
+    socket: &OwnedFd,
+) -> Result<Option<(ControlPacket, Vec<OwnedFd>)>, DisconnectReason> {
     let mut bytes = [0; PACKET_MAX];
     match sys::receive(socket.as_fd(), &mut bytes) {
         SocketRead::Packet(length, files) => {
@@ -587,13 +598,15 @@ fn receive_packet(socket: &OwnedFd) -> Result<Option<(ControlPacket, Vec<OwnedFd
             if packet.file_count() == files.len() {
                 Ok(Some((packet, files)))
             } else {
-                Err(Reason::PeerFault("a packet with more or fewer files than belong to it"))
+                Err(DisconnectReason::PeerFault(
+                    "a packet with more or fewer files than belong to it",
+                ))
             }
         }
         SocketRead::Nothing => Ok(None),
-        SocketRead::End => Err(Reason::PeerDied),
+        SocketRead::End => Err(DisconnectReason::PeerDied),
         // This process has no descriptors left.
-        SocketRead::FilesLost(_) => Err(Reason::TransportFailed),
-        SocketRead::Fault(what) => Err(Reason::PeerFault(what)),
+        SocketRead::FilesLost(_) => Err(DisconnectReason::TransportFailed),
+        SocketRead::Fault(what) => Err(DisconnectReason::PeerFault(what)),
     }
 }

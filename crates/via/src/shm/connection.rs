@@ -15,7 +15,7 @@ use super::{
     wakeup::PeerPage,
     wire::ControlPacket,
 };
-use crate::vi::{Memory, MemoryHandle, Reason, RemoteKey, Status, objects::Access};
+use crate::vi::{DisconnectReason, Memory, MemoryHandle, RemoteKey, Status, objects::Access};
 
 /// The most bytes of a peer's memory that are mapped, so that no peer exhausts this process's address
 /// space. Memory granted beyond that is reached through its owner.
@@ -356,21 +356,21 @@ impl ShmConnection {
 // ---------------------------------------------------------------------- words in shared memory
 
 /// Encodes why this side closes, for the peer.
-pub(super) const fn close_reason_code(reason: Reason) -> u64 {
+pub(super) const fn close_reason_code(reason: DisconnectReason) -> u64 {
     match reason {
-        Reason::Disconnected => 1,
-        Reason::DescriptorFailed => 2,
+        DisconnectReason::Disconnected => 1,
+        DisconnectReason::DescriptorFailed => 2,
         _ => 3,
     }
 }
 
 /// Decodes why the peer closed.
-pub(super) const fn reason_of(close_reason: u64) -> Reason {
+pub(super) const fn reason_of(close_reason: u64) -> DisconnectReason {
     match close_reason {
-        0 => Reason::PeerDied,
-        1 => Reason::Disconnected,
-        2 => Reason::DescriptorFailed,
-        _ => Reason::TransportFailed,
+        0 => DisconnectReason::PeerDied,
+        1 => DisconnectReason::Disconnected,
+        2 => DisconnectReason::DescriptorFailed,
+        _ => DisconnectReason::TransportFailed,
     }
 }
 

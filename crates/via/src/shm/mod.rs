@@ -22,7 +22,7 @@
 //! contains a secret, can connect. A connected peer is still not trusted: it can write its connection's
 //! ring files and the memory granted to it at any time, so everything read from there is copied once and
 //! checked, and a violation breaks that connection
-//! ([`Reason::PeerFault`](crate::vi::Reason::PeerFault)). A peer's file is touched only if it is sealed
+//! ([`DisconnectReason::PeerFault`](crate::vi::DisconnectReason::PeerFault)). A peer's file is touched only if it is sealed
 //! against shrinking. Shared memory contains no locks, and nothing has a name in the file system: files
 //! and sockets vanish with the processes, however they end.
 //!

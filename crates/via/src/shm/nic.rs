@@ -10,7 +10,7 @@ use std::{
 };
 
 use rustix::event::{Timespec, epoll};
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 
 use super::{
     connecting::{Caller, ConnectAttempt, ConnectRequest},
@@ -26,16 +26,17 @@ use crate::{
     auth::random,
     slots::Slots,
     vi::{
-        Address, Attributes, Completion, Connect, CqId, Data, Memory, MemoryAttributes,
-        MemoryHandle, NicEvent, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region,
-        RemoteKey, RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+        Address, Completion, Connect, CqId, Data, DisconnectReason, Memory, MemoryAttributes,
+        MemoryHandle, NicAttributes, NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor,
+        Region, RemoteKey, RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId,
+        ViState,
         objects::{DISCRIMINATOR_MAX, GREETING_MAX, ViCore},
     },
 };
 
 const NAME: &str = "shm";
-const ATTRIBUTES: Attributes = {
-    let mut attributes = Attributes::named(NAME);
+const ATTRIBUTES: NicAttributes = {
+    let mut attributes = NicAttributes::named(NAME);
     // Posting copies the bytes, from any memory: registering gains nothing here.
     attributes.max_inline = 1 << 20;
     attributes.has_window = true;
@@ -281,7 +282,7 @@ impl Shm {
                 }
             };
 
-            vi.break_connection(&mut self.nic_state, Reason::PeerFault(fault));
+            vi.break_connection(&mut self.nic_state, DisconnectReason::PeerFault(fault));
             return self.forget_ended();
         }
     }
@@ -352,7 +353,7 @@ fn exhausted() -> ViError {
 }
 
 impl Provider for Shm {
-    fn attributes(&self) -> Attributes {
+    fn attributes(&self) -> NicAttributes {
         ATTRIBUTES
     }
 
@@ -502,7 +503,7 @@ impl Provider for Shm {
     fn reject(&mut self, request: RequestId) -> Result<(), ViError> {
         match u32::try_from(request.0) {
             Ok(caller) if self.is_request(caller) => {
-                self.reject_caller(caller, Reason::Rejected);
+                self.reject_caller(caller, DisconnectReason::Rejected);
                 Ok(())
             }
             _ => Err(ViError::UnknownRequest(request)),
@@ -511,7 +512,7 @@ impl Provider for Shm {
 
     fn disconnect(&mut self, vi: ViId) -> Result<(), ViError> {
         let found = self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))?;
-        found.close_connection(&mut self.nic_state, Reason::Disconnected);
+        found.close_connection(&mut self.nic_state, DisconnectReason::Disconnected);
         found.core.change(ViEvent::Disconnect);
         self.pending.retain(|name| *name != vi.0);
         self.forget_ended();
@@ -637,9 +638,9 @@ impl Provider for Shm {
         Some(self.epoll.as_fd())
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         if self.has_news() {
-            return Ok(Armed::Ready);
+            return Ok(ArmOutcome::Ready);
         }
         for name in &self.connected {
             let Some(vi) = self.vis.get_mut(*name) else { continue };
@@ -652,9 +653,9 @@ impl Provider for Shm {
         // wakeup-1: an entry published before the barrier is found now; a sender that publishes later
         // notifies. What is left on a socket would not notify again.
         if self.has_news() || self.poll_sockets() {
-            return Ok(Armed::Ready);
+            return Ok(ArmOutcome::Ready);
         }
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
     fn quiet(&mut self) {
@@ -671,7 +672,7 @@ impl Drop for Shm {
     fn drop(&mut self) {
         for name in std::mem::take(&mut self.connected) {
             if let Some(vi) = self.vis.get_mut(name) {
-                vi.close_connection(&mut self.nic_state, Reason::Disconnected);
+                vi.close_connection(&mut self.nic_state, DisconnectReason::Disconnected);
             }
         }
     }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     slots::Slots,
-    vi::{Completion, NicEvent, Queue, Reason, Status, ViEvent, objects::ViCore},
+    vi::{Completion, DisconnectReason, NicEvent, Queue, Status, ViEvent, objects::ViCore},
 };
 
 /// State shared by all VIs of a NIC.
@@ -136,8 +136,8 @@ impl ShmVi {
     #[cold]
     pub(super) fn end(&mut self, nic_state: &mut NicState, end: BreakCause) {
         let reason = match end {
-            BreakCause::Fault(what) => Reason::PeerFault(what),
-            BreakCause::Refuse(_) | BreakCause::Failed => Reason::DescriptorFailed,
+            BreakCause::Fault(what) => DisconnectReason::PeerFault(what),
+            BreakCause::Refuse(_) | BreakCause::Failed => DisconnectReason::DescriptorFailed,
         };
         if let (Some(connection), BreakCause::Refuse(status)) = (&mut self.connection, end) {
             connection.consumer.refuse(connection::refusal_of(status));
@@ -146,14 +146,14 @@ impl ShmVi {
     }
 
     /// Breaks the connection and reports it.
-    pub(super) fn break_connection(&mut self, nic_state: &mut NicState, reason: Reason) {
+    pub(super) fn break_connection(&mut self, nic_state: &mut NicState, reason: DisconnectReason) {
         self.close_connection(nic_state, reason);
         self.core.change(ViEvent::Break);
         nic_state.events.push_back(NicEvent::Broken { vi: self.core.id, reason });
     }
 
     /// Ends the connection, tells the peer why, and flushes what was posted.
-    pub(super) fn close_connection(&mut self, nic_state: &mut NicState, reason: Reason) {
+    pub(super) fn close_connection(&mut self, nic_state: &mut NicState, reason: DisconnectReason) {
         self.attempt = None;
         let mut refusal = None;
         if self.connection.is_some() {

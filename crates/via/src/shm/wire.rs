@@ -3,7 +3,7 @@
 
 use super::layout::VERSION;
 use crate::vi::{
-    Address, Reason, Reliability, RemoteKey,
+    Address, DisconnectReason, Reliability, RemoteKey,
     objects::{DISCRIMINATOR_MAX, GREETING_MAX},
 };
 
@@ -58,7 +58,7 @@ pub(super) enum ControlPacket {
     /// The connection is accepted; with the ring file and the page.
     Welcome { parameters: ConnectionParameters, greeting: Vec<u8> },
     /// The connection is refused.
-    Refusal { reason: Reason },
+    Refusal { reason: DisconnectReason },
     /// The answer to a welcome: both ends are connected.
     Confirm,
     /// Memory that the peer may map; with its file.
@@ -133,15 +133,15 @@ impl ControlPacket {
     /// Decodes a packet from a peer.
     ///
     /// # Errors
-    /// [`Reason::Mismatch`] for another version, [`Reason::PeerFault`] for a packet that no version sends.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Reason> {
+    /// [`DisconnectReason::Mismatch`] for another version, [`DisconnectReason::PeerFault`] for a packet that no version sends.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, DisconnectReason> {
         let mut reader = PacketReader(bytes);
         if bytes.first() == Some(&1) && bytes.get(1..3) != Some(&VERSION.to_le_bytes()) {
-            return Err(Reason::Mismatch("another version of the provider"));
+            return Err(DisconnectReason::Mismatch("another version of the provider"));
         }
         match reader.packet() {
             Some(packet) if reader.0.is_empty() => Ok(packet),
-            _ => Err(Reason::PeerFault("a malformed packet")),
+            _ => Err(DisconnectReason::PeerFault("a malformed packet")),
         }
     }
 }
@@ -161,10 +161,10 @@ fn encode_bytes(bytes: &mut Vec<u8>, what: &[u8]) {
     bytes.extend_from_slice(what);
 }
 
-const fn refusal_code(reason: Reason) -> u8 {
+const fn refusal_code(reason: DisconnectReason) -> u8 {
     match reason {
-        Reason::NotListening => 1,
-        Reason::Mismatch(_) => 3,
+        DisconnectReason::NotListening => 1,
+        DisconnectReason::Mismatch(_) => 3,
         _ => 2,
     }
 }
@@ -236,9 +236,11 @@ impl PacketReader<'_> {
             },
             3 => {
                 let reason = match self.byte()? {
-                    1 => Reason::NotListening,
-                    2 => Reason::Rejected,
-                    3 => Reason::Mismatch("another level of reliability, or another version"),
+                    1 => DisconnectReason::NotListening,
+                    2 => DisconnectReason::Rejected,
+                    3 => DisconnectReason::Mismatch(
+                        "another level of reliability, or another version",
+                    ),
                     _ => return None,
                 };
                 ControlPacket::Refusal { reason }
@@ -286,8 +288,8 @@ mod tests {
             hello(None),
             hello(Some(place)),
             ControlPacket::Welcome { parameters, greeting: b"hello".to_vec() },
-            ControlPacket::Refusal { reason: Reason::Rejected },
-            ControlPacket::Refusal { reason: Reason::NotListening },
+            ControlPacket::Refusal { reason: DisconnectReason::Rejected },
+            ControlPacket::Refusal { reason: DisconnectReason::NotListening },
             ControlPacket::Confirm,
             ControlPacket::Grant { key, length: 1 << 40, allows_write: true, allows_read: false },
             ControlPacket::Revoke { key },
@@ -331,6 +333,6 @@ mod tests {
     fn another_version_does_not_fit() {
         let mut bytes = packets()[0].encode();
         bytes[1] += 1;
-        assert!(matches!(ControlPacket::decode(&bytes), Err(Reason::Mismatch(_))));
+        assert!(matches!(ControlPacket::decode(&bytes), Err(DisconnectReason::Mismatch(_))));
     }
 }

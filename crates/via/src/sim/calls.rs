@@ -15,7 +15,7 @@ use super::{
     network::{NetworkState, NotifyPeer, PacketBody, SimEvent, SimPacket},
     objects::{Caller, ConnectAttempt, ConnectionId, NicIndex, SimConnection, ViEndpoint},
 };
-use crate::vi::{Connect, NicEvent, Reason, RequestId, ViEvent, ViId};
+use crate::vi::{Connect, DisconnectReason, NicEvent, RequestId, ViEvent, ViId};
 
 /// The most requests that a NIC keeps for its consumer; further ones are refused.
 const REQUESTS_MAX: usize = 4096;
@@ -130,7 +130,7 @@ impl NetworkState {
         let body = if fits {
             PacketBody::Agree { greeting: greeting.to_vec() }
         } else {
-            PacketBody::Over(Reason::Mismatch("another level of reliability"))
+            PacketBody::Over(DisconnectReason::Mismatch("another level of reliability"))
         };
         let attempt = ConnectAttempt::Agreed {
             connection_id: caller.connection_id,
@@ -140,7 +140,7 @@ impl NetworkState {
         vi.attempt = Some(attempt);
         self.answer(end, &caller, body);
         if !fits {
-            self.refuse(end, Reason::Mismatch("another level of reliability"));
+            self.refuse(end, DisconnectReason::Mismatch("another level of reliability"));
         }
     }
 
@@ -175,9 +175,9 @@ impl NetworkState {
         let nowhere = ViEndpoint { nic, vi: ViId(0) };
         let this = &mut self.nics[nic];
         if !this.objects.listens(&discriminator) {
-            self.answer(nowhere, &caller, PacketBody::Over(Reason::NotListening));
+            self.answer(nowhere, &caller, PacketBody::Over(DisconnectReason::NotListening));
         } else if this.requests.len() >= REQUESTS_MAX {
-            self.answer(nowhere, &caller, PacketBody::Over(Reason::Rejected));
+            self.answer(nowhere, &caller, PacketBody::Over(DisconnectReason::Rejected));
         } else {
             let request = RequestId(u64::from(this.objects.fresh()));
             let greeting = caller.greeting.clone();
@@ -258,7 +258,7 @@ impl NetworkState {
     }
 
     /// Returns a VI that waited for a connection to idle.
-    pub(super) fn refuse(&mut self, end: ViEndpoint, reason: Reason) {
+    pub(super) fn refuse(&mut self, end: ViEndpoint, reason: DisconnectReason) {
         self.end_attempt(end);
         let Some(vi) = self.vi(end) else { return };
         vi.core.change(ViEvent::Refuse);
@@ -269,13 +269,13 @@ impl NetworkState {
         let end = ViEndpoint { nic, vi };
         let Some(attempt) = self.vi(end).and_then(|vi| vi.attempt.clone()) else { return };
         if attempt.connection_id() == connection_id {
-            self.leave(end, &attempt, Reason::TimedOut);
-            self.refuse(end, Reason::TimedOut);
+            self.leave(end, &attempt, DisconnectReason::TimedOut);
+            self.refuse(end, DisconnectReason::TimedOut);
         }
     }
 
     /// Tells the other side that this side gives up an attempt.
-    fn leave(&mut self, end: ViEndpoint, attempt: &ConnectAttempt, reason: Reason) {
+    fn leave(&mut self, end: ViEndpoint, attempt: &ConnectAttempt, reason: DisconnectReason) {
         let (to, vi) = match attempt {
             ConnectAttempt::Called { to, .. } | ConnectAttempt::Rendezvous { to, .. } => {
                 (*to, None)
@@ -299,7 +299,7 @@ impl NetworkState {
         from: ViEndpoint,
         vi: Option<ViId>,
         over: ConnectionId,
-        reason: Reason,
+        reason: DisconnectReason,
     ) {
         let is_named = vi.is_some();
         let this = &mut self.nics[nic];
@@ -327,8 +327,8 @@ impl NetworkState {
                 }
                 Some(attempt) if attempt.connection_id() == over && is_named => {
                     // The answerer changed its mind before this side was connected.
-                    let is_late = reason == Reason::Disconnected;
-                    self.refuse(end, if is_late { Reason::Rejected } else { reason });
+                    let is_late = reason == DisconnectReason::Disconnected;
+                    self.refuse(end, if is_late { DisconnectReason::Rejected } else { reason });
                     return;
                 }
                 _ => {}
@@ -340,10 +340,10 @@ impl NetworkState {
         let Some(vi) = self.vi(end) else { return };
         let connection = vi.connection.take();
         if let Some(attempt) = self.end_attempt(end) {
-            self.leave(end, &attempt, Reason::Disconnected);
+            self.leave(end, &attempt, DisconnectReason::Disconnected);
         }
         if let Some(connection) = connection {
-            self.transmit(connection.packet(end, PacketBody::Over(Reason::Disconnected)));
+            self.transmit(connection.packet(end, PacketBody::Over(DisconnectReason::Disconnected)));
         }
         self.flush(end);
         if let Some(vi) = self.vi(end) {

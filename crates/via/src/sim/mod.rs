@@ -56,7 +56,7 @@ use self::{
     network::{NetworkState, SimEvent},
     objects::NicIndex,
 };
-use crate::vi::{Attributes, Provider};
+use crate::vi::{NicAttributes, Provider};
 
 pub use nic::SimNic;
 pub use plan::{FaultCounts, FaultPlan};
@@ -104,15 +104,15 @@ impl SimNetwork {
         Self { world: Arc::new(Mutex::new(NetworkState::new(seed, plan, clock))) }
     }
 
-    /// Makes a NIC with the attributes of [`Attributes::named`].
+    /// Makes a NIC with the attributes of [`NicAttributes::named`].
     #[must_use]
     pub fn nic(&self) -> SimNic {
-        self.nic_with(Attributes::named("sim"))
+        self.nic_with(NicAttributes::named("sim"))
     }
 
     /// Makes a NIC with custom limits, to reach them sooner.
     #[must_use]
-    pub fn nic_with(&self, attributes: Attributes) -> SimNic {
+    pub fn nic_with(&self, attributes: NicAttributes) -> SimNic {
         let index = self.lock().add_nic(attributes);
         SimNic::new(Arc::clone(&self.world), NicId(index), attributes)
     }

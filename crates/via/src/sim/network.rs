@@ -8,7 +8,9 @@ use super::{
     FaultCounts, FaultPlan,
     objects::{AgendaKey, Caller, ConnectionId, Nic, NicIndex, ViEndpoint},
 };
-use crate::vi::{Attributes, Completion, NicEvent, Reason, RemoteSegment, Status, ViEvent, ViId};
+use crate::vi::{
+    Completion, DisconnectReason, NicAttributes, NicEvent, RemoteSegment, Status, ViEvent, ViId,
+};
 
 /// A scheduled event.
 #[derive(Debug)]
@@ -85,7 +87,7 @@ pub(super) enum PacketBody {
     /// Confirms the answer: both are connected.
     Agreed,
     /// Ends an attempt or a connection.
-    Over(Reason),
+    Over(DisconnectReason),
     /// A send (`place` is `None`) or an RDMA write.
     Data {
         slot: u64,
@@ -160,7 +162,7 @@ impl NetworkState {
         }
     }
 
-    pub(super) fn add_nic(&mut self, attributes: Attributes) -> NicIndex {
+    pub(super) fn add_nic(&mut self, attributes: NicAttributes) -> NicIndex {
         self.nics.push(Nic::new(attributes));
         self.nics.len() - 1
     }
@@ -401,9 +403,13 @@ impl NetworkState {
         for id in ids {
             let Some(vi) = self.nics[nic].vis.get(&id) else { continue };
             if vi.connection.is_some_and(|connection| connection.peer.nic == of) {
-                self.break_vi(ViEndpoint { nic, vi: id }, Reason::PeerDied, NotifyPeer::No);
+                self.break_vi(
+                    ViEndpoint { nic, vi: id },
+                    DisconnectReason::PeerDied,
+                    NotifyPeer::No,
+                );
             } else if vi.attempt.as_ref().is_some_and(|attempt| attempt.other() == of) {
-                self.refuse(ViEndpoint { nic, vi: id }, Reason::PeerDied);
+                self.refuse(ViEndpoint { nic, vi: id }, DisconnectReason::PeerDied);
             }
         }
     }
@@ -438,7 +444,11 @@ impl NetworkState {
                 .collect();
             for vi in cut {
                 self.counts.cuts += u64::from(nic == one);
-                self.break_vi(ViEndpoint { nic, vi }, Reason::TransportFailed, NotifyPeer::No);
+                self.break_vi(
+                    ViEndpoint { nic, vi },
+                    DisconnectReason::TransportFailed,
+                    NotifyPeer::No,
+                );
             }
         }
     }
@@ -446,7 +456,12 @@ impl NetworkState {
     // -------------------------------------------------------------- ends of connections
 
     /// Breaks a connection: flushes posted descriptors, tells the consumer and perhaps the peer.
-    pub(super) fn break_vi(&mut self, end: ViEndpoint, reason: Reason, notify: NotifyPeer) {
+    pub(super) fn break_vi(
+        &mut self,
+        end: ViEndpoint,
+        reason: DisconnectReason,
+        notify: NotifyPeer,
+    ) {
         let Some(vi) = self.vi(end) else { return };
         let Some(connection) = vi.connection.take() else { return };
         vi.core.change(ViEvent::Break);

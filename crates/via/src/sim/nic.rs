@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use vigie_detect::{Armed, Instant, Notifier};
+use vigie_detect::{ArmOutcome, Instant, Notifier};
 
 use super::{
     Locked, NicId, lock, lock_behind,
@@ -14,8 +14,8 @@ use super::{
     objects::{PostedSend, SendStage, SimVi, ViEndpoint},
 };
 use crate::vi::{
-    Address, Attributes, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle,
-    NicEvent, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey,
+    Address, Completion, Connect, CqId, DisconnectReason, Memory, MemoryAttributes, MemoryHandle,
+    NicAttributes, NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RemoteKey,
     RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
     objects::{GREETING_MAX, PostedReceive},
 };
@@ -29,14 +29,14 @@ const ADDRESS_PREFIX: &[u8] = b"sim:";
 pub struct SimNic {
     world: Arc<Mutex<NetworkState>>,
     id: NicId,
-    attributes: Attributes,
+    attributes: NicAttributes,
 }
 
 impl SimNic {
     pub(super) const fn new(
         world: Arc<Mutex<NetworkState>>,
         id: NicId,
-        attributes: Attributes,
+        attributes: NicAttributes,
     ) -> Self {
         Self { world, id, attributes }
     }
@@ -90,7 +90,7 @@ impl Drop for SimNic {
 }
 
 impl Provider for SimNic {
-    fn attributes(&self) -> Attributes {
+    fn attributes(&self) -> NicAttributes {
         self.attributes
     }
 
@@ -138,7 +138,7 @@ impl Provider for SimNic {
     fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, ViError> {
         let mut world = self.alive()?;
         let nic = &mut world.nics[self.id.0];
-        if attributes.reliability > nic.attributes.reliability {
+        if attributes.reliability > nic.attributes.max_reliability {
             let provider = self.attributes.name;
             return Err(ViError::Unsupported { what: "that level of reliability", provider });
         }
@@ -200,7 +200,7 @@ impl Provider for SimNic {
         let mut world = self.alive()?;
         let requests = &mut world.nics[self.id.0].requests;
         let caller = requests.remove(&request).ok_or(ViError::UnknownRequest(request))?;
-        world.answer(self.end(ViId(0)), &caller, PacketBody::Over(Reason::Rejected));
+        world.answer(self.end(ViId(0)), &caller, PacketBody::Over(DisconnectReason::Rejected));
         Ok(())
     }
 
@@ -231,7 +231,7 @@ impl Provider for SimNic {
         id: ViId,
         descriptor: &ReceiveDescriptor<'_>,
     ) -> Result<(), ViError> {
-        let Attributes { max_segments, max_descriptors, .. } = self.attributes;
+        let NicAttributes { max_segments, max_descriptors, .. } = self.attributes;
         self.attributes.limit("segments", descriptor.segments.len(), max_segments)?;
         let mut world = self.alive()?;
         let vi = world.vi(self.end(id)).ok_or(ViError::UnknownVi(id))?;
@@ -272,15 +272,15 @@ impl Provider for SimNic {
         None
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
-        let Ok(mut world) = self.alive() else { return Ok(Armed::Armed) };
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
+        let Ok(mut world) = self.alive() else { return Ok(ArmOutcome::Armed) };
         let (now, due) = (world.now, world.next_time());
         let nic = &mut world.nics[self.id.0];
         if due.is_some_and(|due| due <= now) || nic.has_news() {
-            return Ok(Armed::Ready);
+            return Ok(ArmOutcome::Ready);
         }
         nic.armed_until = nic.bell.is_some().then_some(due.unwrap_or(u64::MAX));
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
     fn attach_notifier(&mut self, bell: Notifier) {

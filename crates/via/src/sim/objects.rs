@@ -6,7 +6,7 @@ use vigie_detect::Notifier;
 
 use super::network::{PacketBody, SimEvent, SimPacket};
 use crate::vi::{
-    Attributes, Completion, NicEvent, RequestId, Status, ViAttributes, ViId,
+    Completion, NicAttributes, NicEvent, RequestId, Status, ViAttributes, ViId,
     objects::{self, Objects, PostedReceive, ViCore},
 };
 
@@ -28,7 +28,7 @@ pub(super) type ConnectionId = u64;
 
 #[derive(Debug)]
 pub(super) struct Nic {
-    pub(super) attributes: Attributes,
+    pub(super) attributes: NicAttributes,
     pub(super) objects: Objects,
     pub(super) vis: BTreeMap<ViId, SimVi>,
     /// Client-server requests that wait for the consumer's answer.
@@ -52,7 +52,7 @@ pub(super) struct Nic {
 }
 
 impl Nic {
-    pub(super) fn new(attributes: Attributes) -> Self {
+    pub(super) fn new(attributes: NicAttributes) -> Self {
         Self {
             attributes,
             objects: Objects::default(),

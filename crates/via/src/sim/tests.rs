@@ -7,7 +7,7 @@ use vigie_detect::Instant;
 
 use super::*;
 use crate::vi::{
-    Completion, Connect, Data, MemoryAttributes, NicEvent, Operation, Queue, Reason,
+    Completion, Connect, Data, DisconnectReason, MemoryAttributes, NicEvent, Operation, Queue,
     ReceiveDescriptor, Region, Reliability, RemoteSegment, SendDescriptor, Status, ViAttributes,
     ViId, ViState,
 };
@@ -163,7 +163,7 @@ fn a_crash_is_at_its_point_and_is_noticed() {
         let done = received.iter().filter(|done| done.status == Status::Done).count();
         assert_eq!(u64::try_from(done).unwrap(), point);
         assert_eq!(received.len(), 10, "the rest is flushed");
-        let reason = Reason::PeerDied;
+        let reason = DisconnectReason::PeerDied;
         assert_eq!(pair.nics[1].next_event(), Some(NicEvent::Broken { vi: pair.vis[1], reason }));
         assert!(pair.nics[0].state(pair.vis[0]).is_err(), "it has crashed");
         // What it had sent arrived in microseconds; the last thing is the peer's notice.
@@ -200,7 +200,7 @@ fn a_cut_breaks_both_ends() {
     let mut pair = Pair::new(3, FaultPlan::reliable(), Reliability::ReliableDelivery);
     pair.network.cut(pair.nics[0].id(), pair.nics[1].id());
     for (nic, vi) in pair.nics.iter_mut().zip(pair.vis) {
-        let reason = Reason::TransportFailed;
+        let reason = DisconnectReason::TransportFailed;
         assert_eq!(nic.next_event(), Some(NicEvent::Broken { vi, reason }));
         assert_eq!(nic.state(vi).unwrap(), ViState::Error);
     }

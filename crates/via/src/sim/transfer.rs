@@ -5,8 +5,8 @@ use super::{
     objects::{Nic, NicIndex, PostedSend, SendStage, SimConnection, SimVi, ViEndpoint},
 };
 use crate::vi::{
-    Completion, LocalSegment, Operation, Queue, Reason, Reliability, RemoteSegment, Status, ViId,
-    ViState,
+    Completion, DisconnectReason, LocalSegment, Operation, Queue, Reliability, RemoteSegment,
+    Status, ViId, ViState,
     objects::{Access, PostedData, PostedReceive},
 };
 
@@ -96,7 +96,7 @@ impl NetworkState {
             let breaks = !status.is_done() && vi.is_reliable();
             self.complete_send(end, &posted, status);
             if breaks {
-                self.break_vi(end, Reason::DescriptorFailed, NotifyPeer::Yes);
+                self.break_vi(end, DisconnectReason::DescriptorFailed, NotifyPeer::Yes);
                 return;
             }
         }
@@ -208,7 +208,7 @@ impl NetworkState {
         };
         self.reply(end, PacketBody::Ack { slot, status });
         if received.is_err() {
-            self.break_vi(end, Reason::DescriptorFailed, NotifyPeer::Yes);
+            self.break_vi(end, DisconnectReason::DescriptorFailed, NotifyPeer::Yes);
         }
     }
 
@@ -277,7 +277,7 @@ impl NetworkState {
         let has_failed = result.is_err();
         self.reply(end, PacketBody::Answer { slot, result });
         if has_failed {
-            self.break_vi(end, Reason::DescriptorFailed, NotifyPeer::Yes);
+            self.break_vi(end, DisconnectReason::DescriptorFailed, NotifyPeer::Yes);
         }
     }
 

@@ -25,7 +25,7 @@ use super::{
     packet::{CallPacket, CloseNotice, ControlPacket, PACKET_BYTES_MIN},
 };
 use crate::auth::{TAG_BYTES, is_same};
-use crate::vi::{NicEvent, Reason, Reliability, RequestId, ViEvent, ViId};
+use crate::vi::{DisconnectReason, NicEvent, Reliability, RequestId, ViEvent, ViId};
 
 /// The most requests that a NIC keeps for its consumer, and the most callers that it remembers as heard;
 /// further callers are refused.
@@ -275,8 +275,8 @@ impl<P: Path> SoftwareEngine<P> {
         let Some(vi) = self.vis.get_mut(&id) else { return };
         let Some(attempt) = vi.attempt.as_mut() else { return };
         if attempt.expires_at() <= now {
-            self.leave(now, id, Reason::TimedOut);
-            self.refuse(id, Reason::TimedOut);
+            self.leave(now, id, DisconnectReason::TimedOut);
+            self.refuse(id, DisconnectReason::TimedOut);
             return;
         }
 
@@ -303,7 +303,7 @@ impl<P: Path> SoftwareEngine<P> {
     }
 
     /// Tells the other side that this side gives up an attempt.
-    pub(super) fn leave(&mut self, now: Nanos, id: ViId, reason: Reason) {
+    pub(super) fn leave(&mut self, now: Nanos, id: ViId, reason: DisconnectReason) {
         let Some(vi) = self.vis.get_mut(&id) else { return };
         let over = match (vi.attempt.take(), &vi.connection) {
             (Some(ConnectAttempt::Calling(calling)), _) => {
@@ -328,7 +328,7 @@ impl<P: Path> SoftwareEngine<P> {
     }
 
     /// Returns a VI that waited for a connection to idle.
-    fn refuse(&mut self, id: ViId, reason: Reason) {
+    fn refuse(&mut self, id: ViId, reason: DisconnectReason) {
         let Some(vi) = self.vis.get_mut(&id) else { return };
         if let Some(ConnectAttempt::Calling(calling)) = vi.attempt.take() {
             self.names_of.remove(&calling.name);
@@ -385,8 +385,20 @@ impl<P: Path> SoftwareEngine<P> {
         let Some(vi) = id.and_then(|id| self.vis.get(&id)) else { return };
         let id = vi.core.id;
         // The answerer changed its mind before this side was connected.
-        let early = |reason| if reason == Reason::Disconnected { Reason::Rejected } else { reason };
-        let late = |reason| if reason == Reason::Rejected { Reason::Disconnected } else { reason };
+        let early = |reason| {
+            if reason == DisconnectReason::Disconnected {
+                DisconnectReason::Rejected
+            } else {
+                reason
+            }
+        };
+        let late = |reason| {
+            if reason == DisconnectReason::Rejected {
+                DisconnectReason::Disconnected
+            } else {
+                reason
+            }
+        };
         match (&vi.attempt, &vi.connection) {
             (Some(ConnectAttempt::Calling(_)), _) => self.refuse(id, early(over.reason)),
             (Some(_), Some(connection)) if connection.peer == over.from => {
@@ -446,7 +458,7 @@ impl<P: Path> SoftwareEngine<P> {
     fn hello(&mut self, now: Nanos, from: P, to_nic: u64, caller: u64) {
         if to_nic != self.nic {
             // The Hello is for a NIC that had this path before.
-            let reason = Reason::NotListening;
+            let reason = DisconnectReason::NotListening;
             self.send(
                 from,
                 &ControlPacket::Over(CloseNotice { to: caller, from: 0, reason, failed: None }),
@@ -492,7 +504,7 @@ impl<P: Path> SoftwareEngine<P> {
             return;
         }
         if self.seen_calls.len() >= REQUESTS_MAX {
-            self.deny(now, from, call.caller, Reason::Rejected);
+            self.deny(now, from, call.caller, DisconnectReason::Rejected);
             return;
         }
 
@@ -513,7 +525,7 @@ impl<P: Path> SoftwareEngine<P> {
             match self.meeting(call.from_nic, &call.discriminator) {
                 Some((id, greeting)) => self.answer(now, id, caller, &greeting),
                 None if self.peer_requests.len() >= REQUESTS_MAX => {
-                    self.deny(now, from, call.caller, Reason::Rejected);
+                    self.deny(now, from, call.caller, DisconnectReason::Rejected);
                 }
                 None => {
                     self.send(from, &ControlPacket::Hold { caller: call.caller });
@@ -521,9 +533,9 @@ impl<P: Path> SoftwareEngine<P> {
                 }
             }
         } else if !self.objects.listens(&call.discriminator) {
-            self.deny(now, from, call.caller, Reason::NotListening);
+            self.deny(now, from, call.caller, DisconnectReason::NotListening);
         } else if self.requests.len() >= REQUESTS_MAX {
-            self.deny(now, from, call.caller, Reason::Rejected);
+            self.deny(now, from, call.caller, DisconnectReason::Rejected);
         } else {
             self.send(from, &ControlPacket::Hold { caller: call.caller });
             let request = RequestId(u64::from(self.objects.fresh()));
@@ -555,14 +567,14 @@ impl<P: Path> SoftwareEngine<P> {
         true
     }
 
-    fn deny(&mut self, now: Nanos, path: P, caller: u64, reason: Reason) {
+    fn deny(&mut self, now: Nanos, path: P, caller: u64, reason: DisconnectReason) {
         self.part(now, path, CloseNotice { to: caller, from: 0, reason, failed: None });
     }
 
     /// Rejects a request.
     pub(super) fn reject(&mut self, now: Nanos, request: RequestId) -> bool {
         let Some(caller) = self.requests.remove(&request) else { return false };
-        self.deny(now, caller.path, caller.name, Reason::Rejected);
+        self.deny(now, caller.path, caller.name, DisconnectReason::Rejected);
         true
     }
 
@@ -571,9 +583,9 @@ impl<P: Path> SoftwareEngine<P> {
         let (own_window, own_tagged) = (self.own_window(), self.config.is_tagged);
         let Some(vi) = self.vis.get_mut(&id) else { return };
         let wrong = if vi.core.attributes.reliability != caller.level {
-            Some(Reason::Mismatch("another level of reliability"))
+            Some(DisconnectReason::Mismatch("another level of reliability"))
         } else if own_tagged != caller.is_tagged {
-            Some(Reason::Mismatch("packets have tags on one side only"))
+            Some(DisconnectReason::Mismatch("packets have tags on one side only"))
         } else {
             None
         };
@@ -623,7 +635,7 @@ impl<P: Path> SoftwareEngine<P> {
         let id = self.names_of.get(&caller).copied();
         let Some(vi) = id.and_then(|id| self.vis.get_mut(&id)) else {
             // Given up here, or already over; then the reason is known.
-            let reason = Reason::Rejected;
+            let reason = DisconnectReason::Rejected;
             let over = CloseNotice { to: answerer, from: caller, reason, failed: None };
             let over =
                 self.pending_closes.get(&(caller, answerer)).map_or(over, |parting| parting.over);

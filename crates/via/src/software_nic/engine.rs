@@ -23,8 +23,8 @@ use super::{
 };
 use crate::auth::{Names, Secret};
 use crate::vi::{
-    Attributes, Completion, CqId, NicEvent, Queue, Reason, RequestId, Status, ViEvent, ViId,
-    ViState, objects::Objects,
+    Completion, CqId, DisconnectReason, NicAttributes, NicEvent, Queue, RequestId, Status, ViEvent,
+    ViId, ViState, objects::Objects,
 };
 
 /// The kind of a timer.
@@ -62,7 +62,7 @@ pub(super) enum NotifyPeer {
 
 #[derive(Debug)]
 pub(super) struct SoftwareEngine<P> {
-    pub(super) attributes: Attributes,
+    pub(super) attributes: NicAttributes,
     pub(super) config: SoftwareNicConfig,
     pub(super) secret: Secret,
     pub(super) names: Names,
@@ -103,7 +103,7 @@ impl<P: Path> SoftwareEngine<P> {
         // A longer packet would not fit into a datagram, a shorter one not hold a header.
         let packet_bytes_max = config.packet_bytes_max.clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
         let config = config.packet_bytes_max(packet_bytes_max);
-        let mut attributes = Attributes::named(name);
+        let mut attributes = NicAttributes::named(name);
         attributes.max_transfer = transfer::TRANSFER_MAX;
         attributes.max_inline = attributes.max_inline.min(transfer::TRANSFER_MAX);
         let mut names = Names::new(seed);
@@ -291,7 +291,7 @@ impl<P: Path> SoftwareEngine<P> {
         let Some(connection) = vi.connection.as_ref() else { return };
         let heard = connection.out.oldest();
         if transfer::settle(&mut self.objects, vi, heard) {
-            self.break_vi(now, id, Reason::DescriptorFailed, None, NotifyPeer::Yes);
+            self.break_vi(now, id, DisconnectReason::DescriptorFailed, None, NotifyPeer::Yes);
         }
     }
 
@@ -486,7 +486,7 @@ impl<P: Path> SoftwareEngine<P> {
             })
         {
             self.counters.peers_silent += 1;
-            self.break_vi(now, id, Reason::TransportFailed, None, NotifyPeer::Yes);
+            self.break_vi(now, id, DisconnectReason::TransportFailed, None, NotifyPeer::Yes);
             return;
         }
 
@@ -542,7 +542,7 @@ impl<P: Path> SoftwareEngine<P> {
         &mut self,
         now: Nanos,
         id: ViId,
-        reason: Reason,
+        reason: DisconnectReason,
         failed: Option<(u64, Status)>,
         notify: NotifyPeer,
     ) {
@@ -568,14 +568,14 @@ impl<P: Path> SoftwareEngine<P> {
     }
 
     pub(super) fn disconnect(&mut self, now: Nanos, id: ViId) {
-        self.leave(now, id, Reason::Disconnected);
+        self.leave(now, id, DisconnectReason::Disconnected);
         let Some(vi) = self.vis.get_mut(&id) else { return };
         let connection = vi.connection.take();
         vi.flush(&mut self.objects, None);
         vi.core.change(ViEvent::Disconnect);
         if let Some(connection) = connection {
             self.forget(&connection);
-            let reason = Reason::Disconnected;
+            let reason = DisconnectReason::Disconnected;
             self.part(
                 now,
                 connection.path,
@@ -586,7 +586,7 @@ impl<P: Path> SoftwareEngine<P> {
 
     /// Tells all peers, once, that this NIC ends.
     pub(super) fn end(&mut self) {
-        let reason = Reason::PeerDied;
+        let reason = DisconnectReason::PeerDied;
         self.outbox.clear();
         let mut overs = Vec::new();
         for vi in self.vis.values() {

@@ -28,7 +28,7 @@
 //! carried in each packet. With [`SoftwareNicConfig::is_tagged`] each packet also has a tag under a key of its
 //! connection, which keeps out attackers that can read the packets of others; data is not encrypted
 //! either way. Peers that know the secret must still follow the protocol
-//! ([`Reason::PeerFault`](crate::vi::Reason::PeerFault)), and reach only memory that is registered for
+//! ([`DisconnectReason::PeerFault`](crate::vi::DisconnectReason::PeerFault)), and reach only memory that is registered for
 //! them.
 //!
 //! # Costs

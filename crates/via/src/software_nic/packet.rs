@@ -12,7 +12,7 @@
 
 use super::gather::Gather;
 use crate::auth::{PACKET_TAG_BYTES, Secret, TAG_BYTES, is_same};
-use crate::vi::{Reason, Reliability, Status};
+use crate::vi::{DisconnectReason, Reliability, Status};
 
 /// The protocol version. Packets of another version are dropped.
 pub(super) const VERSION: u8 = 1;
@@ -231,7 +231,7 @@ pub(super) struct CloseNotice {
     pub(super) to: u64,
     /// The sender's name for it, or 0 if it has none.
     pub(super) from: u64,
-    pub(super) reason: Reason,
+    pub(super) reason: DisconnectReason,
     /// The receiver's descriptor that failed at the sender, counted from 0, and its status.
     pub(super) failed: Option<(u64, Status)>,
 }
@@ -406,24 +406,24 @@ const STATUSES: [Status; 8] = [
     Status::Flushed,
 ];
 
-/// The reasons for an end that can be sent. [`Reason`]s that carry text get another text at the receiver.
-const REASONS: [Reason; 9] = [
-    Reason::NotListening,
-    Reason::Rejected,
-    Reason::TimedOut,
-    Reason::Mismatch("another level of reliability, or tags on one side only"),
-    Reason::Disconnected,
-    Reason::PeerDied,
-    Reason::PeerFault("the peer says that this side broke the protocol"),
-    Reason::DescriptorFailed,
-    Reason::TransportFailed,
+/// The reasons for an end that can be sent. [`DisconnectReason`]s that carry text get another text at the receiver.
+const REASONS: [DisconnectReason; 9] = [
+    DisconnectReason::NotListening,
+    DisconnectReason::Rejected,
+    DisconnectReason::TimedOut,
+    DisconnectReason::Mismatch("another level of reliability, or tags on one side only"),
+    DisconnectReason::Disconnected,
+    DisconnectReason::PeerDied,
+    DisconnectReason::PeerFault("the peer says that this side broke the protocol"),
+    DisconnectReason::DescriptorFailed,
+    DisconnectReason::TransportFailed,
 ];
 
 impl CloseNotice {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend(self.to.to_le_bytes());
         out.extend(self.from.to_le_bytes());
-        let is_it = |reason: &Reason| {
+        let is_it = |reason: &DisconnectReason| {
             std::mem::discriminant(reason) == std::mem::discriminant(&self.reason)
         };
         out.push(index(&REASONS, is_it));
@@ -520,7 +520,7 @@ mod tests {
             ControlPacket::Agree { caller: 1, answerer: 2, window: 3, greeting: vec![4; 1024] },
             ControlPacket::Agreed { caller: 1, answerer: 2 },
             ControlPacket::Heard { to: 1, from: 2 },
-            over(Reason::DescriptorFailed, Some((u64::MAX, Status::LengthError))),
+            over(DisconnectReason::DescriptorFailed, Some((u64::MAX, Status::LengthError))),
         ];
 
         all.extend(REASONS.map(|reason| over(reason, None)));

@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::BorrowedFd};
 
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 
 use super::{
     NAME_BYTES, Path, SoftwareNic, Wire,
@@ -10,7 +10,7 @@ use super::{
     vi::{PostedSend, SendStage, SoftwareVi},
 };
 use crate::vi::{
-    Address, Attributes, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle,
+    Address, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle, NicAttributes,
     NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RemoteKey, RequestId,
     SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
     objects::{GREETING_MAX, PostedReceive},
@@ -44,7 +44,7 @@ impl<W: Wire> SoftwareNic<W> {
 }
 
 impl<W: Wire> Provider for SoftwareNic<W> {
-    fn attributes(&self) -> Attributes {
+    fn attributes(&self) -> NicAttributes {
         self.engine.attributes
     }
 
@@ -231,9 +231,9 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         self.wire.descriptor()
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         let has_arrivals = self.pump();
         let is_ready = has_arrivals || self.engine.has_news() || self.wire.arm()?;
-        Ok(if is_ready { Armed::Ready } else { Armed::Armed })
+        Ok(if is_ready { ArmOutcome::Ready } else { ArmOutcome::Armed })
     }
 }

@@ -22,7 +22,7 @@ use super::{
     vi::{PostedSend, SendStage, SoftwareVi},
 };
 use crate::vi::{
-    Completion, Operation, Queue, Reason, RemoteKey, RemoteSegment, Status, ViAttributes,
+    Completion, DisconnectReason, Operation, Queue, RemoteKey, RemoteSegment, Status, ViAttributes,
     objects::{Access, Objects, PostedData},
 };
 
@@ -46,18 +46,18 @@ pub(super) const TRANSFER_MAX: u64 = (1 << 31) - 1;
 /// The reason why a connection breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionFailure {
-    pub(super) reason: Reason,
+    pub(super) reason: DisconnectReason,
     /// The peer's descriptor that failed here.
     pub(super) failed: Option<(u64, Status)>,
 }
 
 impl ConnectionFailure {
     const fn fault(what: &'static str) -> Self {
-        Self { reason: Reason::PeerFault(what), failed: None }
+        Self { reason: DisconnectReason::PeerFault(what), failed: None }
     }
 
     const fn descriptor(ordinal: u64, status: Status) -> Self {
-        Self { reason: Reason::DescriptorFailed, failed: Some((ordinal, status)) }
+        Self { reason: DisconnectReason::DescriptorFailed, failed: Some((ordinal, status)) }
     }
 }
 
@@ -372,7 +372,7 @@ pub(super) fn take_fragment<P>(
         match taken {
             Ok(()) => {}
             Err(failure) if vi.is_reliable() => return Err(failure),
-            Err(ConnectionFailure { reason: Reason::PeerFault(_), .. }) => {
+            Err(ConnectionFailure { reason: DisconnectReason::PeerFault(_), .. }) => {
                 // It may have been corrupted in transit.
                 connection.incoming = None;
                 return Ok(());

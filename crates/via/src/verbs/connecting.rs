@@ -32,7 +32,8 @@ use super::{
 use crate::{
     auth::random,
     vi::{
-        Connect, NicEvent, Reason, Reliability, RequestId, Status, ViError, ViEvent, ViId, ViState,
+        Connect, DisconnectReason, NicEvent, Reliability, RequestId, Status, ViError, ViEvent,
+        ViId, ViState,
     },
 };
 
@@ -148,7 +149,7 @@ impl Verbs {
                 };
                 self.begin(name, session, deadline);
             }
-            Err(end) => self.refused(vi.0, reason_of(end, Reason::TransportFailed)),
+            Err(end) => self.refused(vi.0, reason_of(end, DisconnectReason::TransportFailed)),
         }
 
         Ok(())
@@ -217,7 +218,7 @@ impl Verbs {
     pub(super) fn reject_request(&mut self, request: RequestId) -> Result<(), ViError> {
         let name = self.requests.remove(&request.0);
         let name = name.ok_or(ViError::UnknownRequest(request))?;
-        self.finish(name, Some(&ControlFrame::Refuse(Reason::Rejected)));
+        self.finish(name, Some(&ControlFrame::Refuse(DisconnectReason::Rejected)));
         Ok(())
     }
 
@@ -473,7 +474,7 @@ impl Verbs {
             (SessionState::Up { .. }, ControlFrame::Ready) => {}
             (SessionState::Up { vi }, ControlFrame::Bye) => {
                 let vi = *vi;
-                self.broken(vi, Reason::Disconnected, None);
+                self.broken(vi, DisconnectReason::Disconnected, None);
             }
             (SessionState::Up { vi }, ControlFrame::Failed { reason, report }) => {
                 let vi = *vi;
@@ -490,14 +491,18 @@ impl Verbs {
         let Some(session) = self.sessions.remove(&name) else { return };
         match session.stage {
             // A peer that hangs up on a Hello does not accept that this side knows the secret.
-            SessionState::Dialing { vi, .. } => self.refused(vi, reason_of(end, Reason::Rejected)),
+            SessionState::Dialing { vi, .. } => {
+                self.refused(vi, reason_of(end, DisconnectReason::Rejected))
+            }
             SessionState::Calling { vi } | SessionState::Accepted { vi, .. } => {
-                self.refused(vi, reason_of(end, Reason::PeerDied));
+                self.refused(vi, reason_of(end, DisconnectReason::PeerDied));
             }
             SessionState::Requested { request, .. } => drop(self.requests.remove(&request.0)),
             // The peer reported why and closed; the device still has to tell which descriptor failed.
             SessionState::Up { vi } if end == ControlError::Closed && self.is_told(vi) => {}
-            SessionState::Up { vi } => self.broken(vi, reason_of(end, Reason::PeerDied), None),
+            SessionState::Up { vi } => {
+                self.broken(vi, reason_of(end, DisconnectReason::PeerDied), None)
+            }
             SessionState::Fresh
             | SessionState::Welcomed
             | SessionState::Parked { .. }
@@ -515,9 +520,9 @@ impl Verbs {
     fn called(&mut self, name: u32, call: CallFrame) {
         let is_known = self.listening.contains(&call.discriminator);
         let refusal = if call.to != self.place.id || !(is_known || call.is_peer) {
-            Some(Reason::NotListening)
+            Some(DisconnectReason::NotListening)
         } else if self.requests.len() >= REQUESTS_MAX {
-            Some(Reason::Rejected)
+            Some(DisconnectReason::Rejected)
         } else {
             None
         };
@@ -561,8 +566,8 @@ impl Verbs {
         match self.own_answer(vi, &connect_request.greeting) {
             Ok(own) => self.agree(name, vi, own),
             Err(_) => {
-                self.finish(name, Some(&ControlFrame::Refuse(Reason::Rejected)));
-                self.refused(vi, Reason::TransportFailed);
+                self.finish(name, Some(&ControlFrame::Refuse(DisconnectReason::Rejected)));
+                self.refused(vi, DisconnectReason::TransportFailed);
             }
         }
     }
@@ -571,11 +576,11 @@ impl Verbs {
     fn agree(&mut self, name: u32, vi: u32, own: PeerParameters) {
         let deadline = self.now + HANDSHAKE_TIMEOUT;
         let Some(session) = self.sessions.get_mut(&name) else {
-            return self.refused(vi, Reason::PeerDied);
+            return self.refused(vi, DisconnectReason::PeerDied);
         };
         let (SessionState::Requested { call, .. } | SessionState::Parked { call }) = &session.stage
         else {
-            return self.refused(vi, Reason::PeerDied);
+            return self.refused(vi, DisconnectReason::PeerDied);
         };
         let peer = call.answer.clone();
         if !self.activate_or_refuse(name, vi, own.reliability, &peer) {
@@ -604,7 +609,7 @@ impl Verbs {
         let reason = if peer.reliability != reliability {
             MISMATCH
         } else if self.activate(vi, &peer.end).is_err() {
-            Reason::TransportFailed
+            DisconnectReason::TransportFailed
         } else {
             return true;
         };
@@ -651,7 +656,7 @@ impl Verbs {
     }
 
     /// Returns a VI without a connection to idle. Posted receive descriptors stay.
-    fn refused(&mut self, name: u32, reason: Reason) {
+    fn refused(&mut self, name: u32, reason: DisconnectReason) {
         let Some(vi) = self.vis.get_mut(&name) else { return };
         if let Some(link) = vi.link.take() {
             self.links.remove(&link.name);
@@ -679,7 +684,7 @@ impl Verbs {
     }
 
     /// Breaks a connection.
-    fn broken(&mut self, name: u32, reason: Reason, last: Option<&ControlFrame>) {
+    fn broken(&mut self, name: u32, reason: DisconnectReason, last: Option<&ControlFrame>) {
         self.part(name, last);
         let Some(vi) = self.vis.get_mut(&name) else { return };
         vi.flush_sends(&mut self.nic_state);
@@ -691,7 +696,7 @@ impl Verbs {
 
     /// The peer has broken the connection, and perhaps reports how a descriptor of this side failed. The
     /// device tells which one; if the peer's reply to it was lost, only after its retries.
-    fn peer_failed(&mut self, name: u32, reason: Reason, report: Option<Status>) {
+    fn peer_failed(&mut self, name: u32, reason: DisconnectReason, report: Option<Status>) {
         let deadline = self.now + FAILURE_REPORT_TIMEOUT;
         let Some(vi) = self.vis.get_mut(&name) else { return };
         match report {
@@ -722,9 +727,11 @@ impl Verbs {
             is_news = true;
             if !vi.is_reliable() {
                 if self.revive(name).is_err() {
-                    let last =
-                        ControlFrame::Failed { reason: Reason::TransportFailed, report: None };
-                    self.broken(name, Reason::TransportFailed, Some(&last));
+                    let last = ControlFrame::Failed {
+                        reason: DisconnectReason::TransportFailed,
+                        report: None,
+                    };
+                    self.broken(name, DisconnectReason::TransportFailed, Some(&last));
                 }
                 continue;
             }
@@ -756,13 +763,13 @@ impl Verbs {
             late(vi.connect_request.as_ref().map(|connect_request| connect_request.deadline))
         });
         for name in connect_requests.map(|vi| vi.id.0).collect::<Vec<_>>() {
-            self.refused(name, Reason::TimedOut);
+            self.refused(name, DisconnectReason::TimedOut);
         }
         let told =
             |vi: &VerbsVi| late(vi.peer_report.map(|(_, deadline)| deadline)) || late(vi.unclear);
         let told = self.vis.values().filter(|vi| told(vi));
         for name in told.map(|vi| vi.id.0).collect::<Vec<_>>() {
-            let reason = Reason::DescriptorFailed;
+            let reason = DisconnectReason::DescriptorFailed;
             self.broken(name, reason, Some(&ControlFrame::Failed { reason, report: None }));
         }
         self.due = self.next_due();
@@ -776,7 +783,7 @@ impl Verbs {
             | SessionState::Calling { vi }
             | SessionState::Accepted { vi, .. } => {
                 self.finish(name, None);
-                self.refused(vi, Reason::TimedOut);
+                self.refused(vi, DisconnectReason::TimedOut);
             }
             _ => drop(self.sessions.remove(&name)),
         }
@@ -793,7 +800,7 @@ impl Verbs {
     }
 }
 
-const MISMATCH: Reason = Reason::Mismatch("another level of reliability");
+const MISMATCH: DisconnectReason = DisconnectReason::Mismatch("another level of reliability");
 
 impl ConnectRequest {
     fn is_for(&self, call: &CallFrame) -> bool {
@@ -801,10 +808,10 @@ impl ConnectRequest {
     }
 }
 
-const fn reason_of(end: ControlError, closed: Reason) -> Reason {
+const fn reason_of(end: ControlError, closed: DisconnectReason) -> DisconnectReason {
     match end {
-        ControlError::Unanswered => Reason::NotListening,
+        ControlError::Unanswered => DisconnectReason::NotListening,
         ControlError::Closed => closed,
-        ControlError::Fault(what) => Reason::PeerFault(what),
+        ControlError::Fault(what) => DisconnectReason::PeerFault(what),
     }
 }

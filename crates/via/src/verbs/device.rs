@@ -14,7 +14,7 @@ use super::{
         QueuePairConfig, SEGMENTS_MAX, device_names,
     },
 };
-use crate::vi::{Attributes, Reliability};
+use crate::vi::{NicAttributes, Reliability};
 
 /// Descriptors per queue. Enough for unacknowledged sends; a completion queue shared by many VIs must
 /// hold the completions of all.
@@ -31,7 +31,7 @@ pub(super) struct Device {
     pub(super) local_port: LocalPort,
     pub(super) gid: [u8; 16],
     pub(super) limits: DeviceLimits,
-    pub(super) attributes: Attributes,
+    pub(super) attributes: NicAttributes,
     pub(super) descriptors: u32,
     /// The capacity of a completion queue that is shared by several VIs.
     pub(super) completions: u32,
@@ -103,7 +103,7 @@ impl Device {
             local_port,
             gid,
             limits,
-            attributes: Attributes::named(NAME),
+            attributes: NicAttributes::named(NAME),
             descriptors,
             completions: limits.completions.min(descriptors * 2 * VIS_PER_QUEUE),
             inline_bytes: 0,
@@ -119,7 +119,7 @@ impl Device {
         attributes.max_inline = u64::from(device.inline_bytes);
         attributes.max_segments = wide(segments);
         attributes.max_descriptors = wide(descriptors);
-        attributes.reliability = Reliability::ReliableReception;
+        attributes.max_reliability = Reliability::ReliableReception;
         attributes.unreliable_bytes = limits.packet_bytes();
         Ok(device)
     }

@@ -37,7 +37,7 @@
 //! message that is longer than its receive descriptor: Soft-RoCE drops it and leaves the descriptor. Nor
 //! does Soft-RoCE recover from a lost packet within a message of several packets. Where packets are
 //! lost, messages over unreliable VIs should therefore be no longer than
-//! [`Attributes::unreliable_bytes`](crate::vi::Attributes::unreliable_bytes), as those of the message
+//! [`NicAttributes::unreliable_bytes`](crate::vi::NicAttributes::unreliable_bytes), as those of the message
 //! layer are.
 
 mod config;

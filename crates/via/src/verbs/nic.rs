@@ -10,7 +10,7 @@ use std::{
 };
 
 use rustix::event::epoll;
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 
 use super::{
     NAME,
@@ -26,8 +26,8 @@ use super::{
 use crate::{
     auth::random,
     vi::{
-        Address, Attributes, Completion, Connect, CqId, Data, Memory, MemoryAttributes,
-        MemoryHandle, NicEvent, Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor,
+        Address, Completion, Connect, CqId, Data, Memory, MemoryAttributes, MemoryHandle,
+        NicAttributes, NicEvent, Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor,
         Region, RequestId, SendDescriptor, Status, ViAttributes, ViError, ViEvent, ViId, ViState,
     },
 };
@@ -392,7 +392,7 @@ pub(super) fn limit(what: &'static str, count: usize, limit: usize) -> Result<()
 }
 
 impl Provider for Verbs {
-    fn attributes(&self) -> Attributes {
+    fn attributes(&self) -> NicAttributes {
         self.device.attributes
     }
 
@@ -625,9 +625,9 @@ impl Provider for Verbs {
         Some(self.epoll.as_fd())
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         if self.has_news() {
-            return Ok(Armed::Ready);
+            return Ok(ArmOutcome::Ready);
         }
         self.channel.quiet();
         for seats in self.queues.values() {
@@ -638,7 +638,7 @@ impl Provider for Verbs {
         is_news |= self.poll_sockets();
         is_news |= self.settle();
         self.is_armed = !is_news && !self.has_news();
-        Ok(if self.is_armed { Armed::Armed } else { Armed::Ready })
+        Ok(if self.is_armed { ArmOutcome::Armed } else { ArmOutcome::Ready })
     }
 
     fn quiet(&mut self) {

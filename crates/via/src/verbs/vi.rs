@@ -14,8 +14,8 @@ use vigie_detect::Instant;
 
 use super::sys::{Domain, QpEndpoint, QueuePair, WorkCompletion};
 use crate::vi::{
-    Completion, CqId, LocalSegment, NicEvent, Operation, Queue, Reason, Reliability, Status,
-    ViAttributes, ViId, ViState,
+    Completion, CqId, DisconnectReason, LocalSegment, NicEvent, Operation, Queue, Reliability,
+    Status, ViAttributes, ViId, ViState,
 };
 
 /// The most sends in a row that are not signaled.
@@ -142,10 +142,10 @@ pub(super) enum ReceiveFault {
 }
 
 impl ViFault {
-    pub(super) const fn reason(self) -> Reason {
+    pub(super) const fn reason(self) -> DisconnectReason {
         match self {
-            Self::Silence => Reason::TransportFailed,
-            Self::Access | Self::Receive(_) | Self::Send => Reason::DescriptorFailed,
+            Self::Silence => DisconnectReason::TransportFailed,
+            Self::Access | Self::Receive(_) | Self::Send => DisconnectReason::DescriptorFailed,
         }
     }
 

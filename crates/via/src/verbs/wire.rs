@@ -15,7 +15,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{secret::Nonce, sys::QpEndpoint};
-use crate::vi::{Reason, Reliability, Status};
+use crate::vi::{DisconnectReason, Reliability, Status};
 
 pub(super) use crate::vi::objects::{DISCRIMINATOR_MAX, GREETING_MAX};
 
@@ -32,10 +32,10 @@ pub(super) enum ControlFrame {
     Welcome { nonce: Nonce },
     Call(CallFrame),
     Accept(PeerParameters),
-    Refuse(Reason),
+    Refuse(DisconnectReason),
     Ready,
     Bye,
-    Failed { reason: Reason, report: Option<Status> },
+    Failed { reason: DisconnectReason, report: Option<Status> },
 }
 
 /// A caller's request.
@@ -211,21 +211,21 @@ impl PeerParameters {
 pub(super) const PACKET_NUMBER_MAX: u32 = (1 << 24) - 1;
 
 /// The reasons that one NIC reports to another.
-const REASONS: [Reason; 6] = [
-    Reason::NotListening,
-    Reason::Rejected,
-    Reason::TimedOut,
-    Reason::Mismatch("another level of reliability"),
-    Reason::DescriptorFailed,
-    Reason::TransportFailed,
+const REASONS: [DisconnectReason; 6] = [
+    DisconnectReason::NotListening,
+    DisconnectReason::Rejected,
+    DisconnectReason::TimedOut,
+    DisconnectReason::Mismatch("another level of reliability"),
+    DisconnectReason::DescriptorFailed,
+    DisconnectReason::TransportFailed,
 ];
 
-fn encode_reason(reason: Reason) -> u8 {
+fn encode_reason(reason: DisconnectReason) -> u8 {
     let index = REASONS.iter().position(|known| *known == reason);
     index.and_then(|index| u8::try_from(index).ok()).unwrap_or(1)
 }
 
-fn decode_reason(byte: u8) -> Option<Reason> {
+fn decode_reason(byte: u8) -> Option<DisconnectReason> {
     REASONS.get(usize::from(byte)).copied()
 }
 
@@ -313,7 +313,8 @@ mod tests {
         ];
         frames.extend(REASONS.map(ControlFrame::Refuse));
         for report in REPORTS {
-            frames.push(ControlFrame::Failed { reason: Reason::DescriptorFailed, report });
+            frames
+                .push(ControlFrame::Failed { reason: DisconnectReason::DescriptorFailed, report });
         }
         frames
     }

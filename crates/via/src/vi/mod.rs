@@ -29,8 +29,9 @@ pub use descriptor::{
 };
 pub use memory::{CACHE_LINE, Memory, OutOfBounds};
 pub use provider::{
-    Address, Attributes, Connect, CqId, MemoryAttributes, MemoryHandle, NicEvent, ProtectionTag,
-    Provider, Reason, Region, Reliability, RemoteKey, RequestId, ViAttributes, ViError, ViId,
+    Address, Connect, CqId, DisconnectReason, MemoryAttributes, MemoryHandle, NicAttributes,
+    NicEvent, ProtectionTag, Provider, Region, Reliability, RemoteKey, RequestId, ViAttributes,
+    ViError, ViId,
 };
 pub use registration::{CacheCounters, Registered, RegistrationCache};
 pub use state::{ViEvent, ViState};

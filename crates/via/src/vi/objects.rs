@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
-    Attributes, Completion, CqId, Data, LocalSegment, Memory, MemoryAttributes, MemoryHandle,
+    Completion, CqId, Data, LocalSegment, Memory, MemoryAttributes, MemoryHandle, NicAttributes,
     Operation, ProtectionTag, Queue, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
     Status, ViAttributes, ViError, ViEvent, ViId, ViState,
 };
@@ -15,7 +15,7 @@ pub(crate) const DISCRIMINATOR_MAX: usize = 64;
 /// The most bytes of a greeting.
 pub(crate) const GREETING_MAX: usize = 1024;
 
-impl Attributes {
+impl NicAttributes {
     /// Returns an error if there is more of something than the provider supports.
     pub(crate) fn limit(
         &self,
@@ -281,7 +281,7 @@ impl Objects {
 
     pub(crate) fn listen(
         &mut self,
-        attributes: &Attributes,
+        attributes: &NicAttributes,
         discriminator: &[u8],
     ) -> Result<(), ViError> {
         attributes.limit("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;

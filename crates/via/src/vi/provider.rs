@@ -3,7 +3,7 @@
 use std::{fmt, io, os::fd::BorrowedFd};
 
 use thiserror::Error;
-use vigie_detect::{Armed, Instant, Notifier};
+use vigie_detect::{ArmOutcome, Instant, Notifier};
 
 use super::{Completion, Memory, Queue, ReceiveDescriptor, SendDescriptor, ViState};
 
@@ -99,7 +99,7 @@ pub enum Reliability {
 /// The capabilities of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Attributes {
+pub struct NicAttributes {
     /// The provider's name, for messages and metrics.
     pub name: &'static str,
     /// The longest transfer of one descriptor, in bytes.
@@ -111,7 +111,7 @@ pub struct Attributes {
     /// The most descriptors that one queue of a VI holds.
     pub max_descriptors: usize,
     /// The highest level that its VIs may request.
-    pub reliability: Reliability,
+    pub max_reliability: Reliability,
     /// The NIC offers RDMA reads.
     pub has_rdma_read: bool,
     /// Peers' memory may be mapped here: see [`Provider::window`].
@@ -121,7 +121,7 @@ pub struct Attributes {
     pub unreliable_bytes: u64,
 }
 
-impl Attributes {
+impl NicAttributes {
     /// Returns the attributes of a NIC called `name`: transfers of at most 2^31 - 1 bytes, 256 of them
     /// inline, 16 segments, 1024 descriptors per queue, reliable reception, RDMA reads.
     #[must_use]
@@ -132,7 +132,7 @@ impl Attributes {
             max_inline: 256,
             max_segments: 16,
             max_descriptors: 1024,
-            reliability: Reliability::ReliableReception,
+            max_reliability: Reliability::ReliableReception,
             has_rdma_read: true,
             has_window: false,
             unreliable_bytes: u64::MAX,
@@ -201,7 +201,7 @@ pub struct ViAttributes {
 /// The cause of a connection's end, or of its failure to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum DisconnectReason {
     /// The peer does not listen for the discriminator.
     #[error("nothing listens there")]
     NotListening,
@@ -256,14 +256,14 @@ pub enum NicEvent {
         /// The VI.
         vi: ViId,
         /// The reason.
-        reason: Reason,
+        reason: DisconnectReason,
     },
     /// The connection broke: the VI is in error, and posted descriptors are flushed.
     Broken {
         /// The VI.
         vi: ViId,
         /// The reason.
-        reason: Reason,
+        reason: DisconnectReason,
     },
 }
 
@@ -363,16 +363,16 @@ impl fmt::Display for ViId {
 ///    errors. Every receive descriptor that was not consumed is flushed when the VI breaks or disconnects.
 /// 7. A completion is returned once: by [`poll_cq`](Self::poll_cq) if the VI's queue is attached to a completion
 ///    queue, otherwise by [`poll_queue`](Self::poll_queue).
-/// 8. After [`arm`](Self::arm) returned [`Armed::Armed`], new completions and events make
+/// 8. After [`arm`](Self::arm) returned [`ArmOutcome::Armed`], new completions and events make
 ///    [`descriptor`](Self::descriptor) readable, notify the [attached](Self::attach_notifier) host, or come at
 ///    [`next_deadline`](Self::next_deadline). If an action of others makes that deadline earlier, they notify it, too.
 /// 9. Whatever a peer does, it can only harm VIs connected to it: they break, with
-///    [`Reason::PeerFault`] where the peer's fault is known.
+///    [`DisconnectReason::PeerFault`] where the peer's fault is known.
 /// 10. When a receive completion of a VI is returned, [`next_event`](Self::next_event) has reported, or reports when called next,
 ///     that the VI is connected.
 pub trait Provider: Send + 'static {
     /// Returns what this NIC can do; this never changes.
-    fn attributes(&self) -> Attributes;
+    fn attributes(&self) -> NicAttributes;
 
     /// Returns the address by which peers reach this NIC.
     fn address(&self) -> Address;
@@ -526,11 +526,11 @@ pub trait Provider: Send + 'static {
     /// time. It never changes.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Prepares for sleep; [`progress`](Self::progress) ends it. [`Armed::Ready`]: there is work already.
+    /// Prepares for sleep; [`progress`](Self::progress) ends it. [`ArmOutcome::Ready`]: there is work already.
     ///
     /// # Errors
     /// The kernel's.
-    fn arm(&mut self) -> io::Result<Armed>;
+    fn arm(&mut self) -> io::Result<ArmOutcome>;
 
     /// Makes [`descriptor`](Self::descriptor) quiet, after it was readable.
     fn quiet(&mut self) {}

@@ -153,7 +153,7 @@ pub enum JoinRefusal {
     Impostor,
     /// The rank's world has another size.
     #[error("its world has another size; compare `VIGIE_SIZE` with the launcher's `-n`")]
-    OtherSize,
+    WrongSize,
     /// The world has no such rank.
     #[error("`VIGIE_RANK` is not a rank of that world")]
     NoSuchRank,

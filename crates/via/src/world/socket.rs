@@ -11,7 +11,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{RecvFlags, SendFlags, recv, send},
 };
-use vigie_detect::{AsyncFd, Server, stock::readiness::Direction};
+use vigie_detect::{AsyncFd, Server, detectors::readiness::Direction};
 
 use super::{
     WorldError,

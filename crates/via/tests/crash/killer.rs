@@ -3,11 +3,11 @@
 use std::{io, os::fd::BorrowedFd};
 
 use rustix::process::{Signal, getpid, kill_process};
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     shm::Shm,
     vi::{
-        Address, Attributes, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle,
+        Address, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle, NicAttributes,
         NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RequestId,
         SendDescriptor, ViAttributes, ViError, ViId, ViState,
     },
@@ -67,7 +67,7 @@ impl Killer {
 }
 
 impl Provider for Killer {
-    fn attributes(&self) -> Attributes {
+    fn attributes(&self) -> NicAttributes {
         self.inner.attributes()
     }
 
@@ -188,7 +188,7 @@ impl Provider for Killer {
         self.inner.descriptor()
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         self.inner.arm()
     }
 

@@ -3,14 +3,14 @@
 use std::{collections::BTreeSet, io::IoSlice, task::Poll, time::Duration};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     protocol::{
         EngineConfig, EngineEvent, MessageEngine, Pattern, Payload, RequestError, RequestId,
         SendError, SendMode, SendState,
     },
     shm::Shm,
-    vi::{Address, MemoryAttributes, Provider, Reason},
+    vi::{Address, DisconnectReason, MemoryAttributes, Provider},
 };
 
 use super::killer::{Death, Killer};
@@ -92,7 +92,7 @@ impl Rank {
             if let Some(found) = look(self) {
                 return found;
             }
-            if self.engine.arm().expect("can sleep") == Armed::Ready {
+            if self.engine.arm().expect("can sleep") == ArmOutcome::Ready {
                 continue;
             }
             let deadline = self.engine.next_deadline().unwrap_or(end).min(end);
@@ -153,9 +153,9 @@ impl Rank {
         assert!(self.failed.iter().all(|rank| *rank == VICTIM), "{:?}", self.failed);
     }
 
-    fn note(&mut self, peer: u32, rank: u32, reason: Reason) {
+    fn note(&mut self, peer: u32, rank: u32, reason: DisconnectReason) {
         assert_eq!((rank, peer), (VICTIM, VICTIM), "the error names another rank");
-        assert_eq!(reason, Reason::PeerDied, "no rank breaks any rule");
+        assert_eq!(reason, DisconnectReason::PeerDied, "no rank breaks any rule");
         self.failed.insert(rank);
     }
 

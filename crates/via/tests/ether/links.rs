@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     link::BackEnd,
-    vi::{Provider, Reason, Reliability},
+    vi::{DisconnectReason, Provider, Reliability},
 };
 
 use crate::{
@@ -93,7 +93,7 @@ fn a_link_goes_down_and_up() {
                 client.write(0, LENGTHS[0]);
                 let until = Instant::now() + Duration::from_millis(300);
                 client.until("time stands still", |_| Instant::now() > until);
-                assert_eq!(client.nic.arm().expect("it sleeps all the same"), Armed::Armed);
+                assert_eq!(client.nic.arm().expect("it sleeps all the same"), ArmOutcome::Armed);
                 assert!(!client.nic.wire().is_up() && !client.nic.wire().is_removed());
                 set("up");
                 client.go_on(&LENGTHS, 1);
@@ -142,8 +142,8 @@ fn an_interface_is_removed() {
         near("ip link del v0");
         client.write(0, 100);
         client.until("it is dead", |client| client.broken.is_some());
-        assert_eq!(client.broken, Some(Reason::TransportFailed));
-        assert_eq!(echo.broken().0, Some(Reason::TransportFailed));
+        assert_eq!(client.broken, Some(DisconnectReason::TransportFailed));
+        assert_eq!(echo.broken().0, Some(DisconnectReason::TransportFailed));
         assert!(client.nic.counters().wire_errors > 0);
         assert!(client.nic.next_event().is_none());
         let _its_queues_have_what_was_flushed = client.nic.arm().expect("it may sleep");

@@ -8,7 +8,7 @@ use vigie_via::{
     message::{Endpoint, MessageErrorKind},
     protocol::{EngineConfig, EngineEvent, MessageEngine, SendError, SendMode},
     sim::{FaultPlan, SimNetwork, SimNic},
-    vi::{Attributes, CacheCounters, Memory, Provider},
+    vi::{CacheCounters, Memory, NicAttributes, Provider},
 };
 
 use super::hosts::{Host, on_each_host};
@@ -97,7 +97,7 @@ fn over_shared_memory() {
 /// Connects two ranks on a simulated network.
 async fn simulated(host: &Host) -> Vec<Endpoint<SimNic>> {
     let network = SimNetwork::new(3, FaultPlan::reliable());
-    let mut attributes = Attributes::named("sim");
+    let mut attributes = NicAttributes::named("sim");
     attributes.has_window = true;
     let end = |rank: u32| {
         let mut nic = network.nic_with(attributes);

@@ -7,7 +7,7 @@ use vigie_via::{
     message::{Endpoint, JoinError, MessageError, SourceFilter, TagFilter},
     protocol::{EngineConfig, EngineEvent, MessageEngine, SendMode},
     shm::Shm,
-    vi::{Address, Reason},
+    vi::{Address, DisconnectReason},
     world::{Rank, World, local},
 };
 
@@ -82,7 +82,7 @@ fn a_rank_cannot_pass_for_another() {
             .expect("it asks");
         let event = posing.next_event().await.expect("an event");
         let is_refused =
-            matches!(event, EngineEvent::Refused { rank: 0, reason: Reason::Rejected });
+            matches!(event, EngineEvent::Refused { rank: 0, reason: DisconnectReason::Rejected });
         assert!(is_refused, "{event:?}");
 
         endpoints[1].communicator().send(0, 7, b"truth").await.expect("sent");

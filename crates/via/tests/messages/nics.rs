@@ -9,9 +9,9 @@ use vigie_via::{
     ConnectError, Nic,
     shm::Shm,
     vi::{
-        Address, Connect, CqId, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue,
-        Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
-        Status, ViAttributes, ViId,
+        Address, Connect, CqId, Data, DisconnectReason, MemoryAttributes, NicEvent, Operation,
+        Provider, Queue, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+        SendDescriptor, Status, ViAttributes, ViId,
     },
 };
 
@@ -209,7 +209,7 @@ fn connections() {
         let (a, b) = (End::new(&host, 0), End::new(&host, 1));
         let deadline = Instant::now() + PATIENCE;
         let refused = a.nic.connect(Connect::new(a.vi, &b.address, b"unused", deadline)).await;
-        let Err(ConnectError::Refused(Reason::NotListening)) = refused else {
+        let Err(ConnectError::Refused(DisconnectReason::NotListening)) = refused else {
             panic!("{refused:?}");
         };
         b.nic.with(|nic| nic.listen(b"strict")).expect("listens");
@@ -220,10 +220,14 @@ fn connections() {
         };
         let (refused, ()) =
             join!(a.nic.connect(Connect::new(a.vi, &b.address, b"strict", deadline)), reject);
-        let Err(ConnectError::Refused(Reason::Rejected)) = refused else { panic!("{refused:?}") };
+        let Err(ConnectError::Refused(DisconnectReason::Rejected)) = refused else {
+            panic!("{refused:?}")
+        };
         let soon = Instant::now() + Duration::from_millis(20);
         let refused = a.nic.connect_peer(Connect::new(a.vi, &b.address, b"meet", soon)).await;
-        let Err(ConnectError::Refused(Reason::TimedOut)) = refused else { panic!("{refused:?}") };
+        let Err(ConnectError::Refused(DisconnectReason::TimedOut)) = refused else {
+            panic!("{refused:?}")
+        };
 
         let (to_b, to_a) = join!(
             a.nic.connect_peer(

@@ -2,7 +2,7 @@
 
 use std::{io::IoSlice, task::Poll, time::Duration};
 
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     Secret,
     protocol::{
@@ -10,7 +10,7 @@ use vigie_via::{
         SendMode, SendState, Sink, Status,
     },
     sim::{FaultPlan, SimNetwork, SimNic},
-    vi::{Attributes, Provider},
+    vi::{NicAttributes, Provider},
 };
 
 /// A run that takes more turns than this hangs.
@@ -23,8 +23,8 @@ pub(crate) struct Cluster {
 }
 
 /// Returns the attributes of a NIC with scarce resources.
-pub(crate) fn scarce() -> Attributes {
-    let mut attributes = Attributes::named("sim");
+pub(crate) fn scarce() -> NicAttributes {
+    let mut attributes = NicAttributes::named("sim");
     attributes.max_descriptors = 64;
     attributes.max_inline = 64;
     attributes
@@ -43,7 +43,7 @@ pub(crate) fn small() -> EngineConfig {
 
 impl Cluster {
     pub(crate) fn new(seed: u64, plan: FaultPlan, size: u32, config: EngineConfig) -> Self {
-        Self::with(seed, plan, size, config, Attributes::named("sim"))
+        Self::with(seed, plan, size, config, NicAttributes::named("sim"))
     }
 
     /// Makes engines, and connects each with each.
@@ -52,7 +52,7 @@ impl Cluster {
         plan: FaultPlan,
         size: u32,
         config: EngineConfig,
-        attributes: Attributes,
+        attributes: NicAttributes,
     ) -> Self {
         let network = SimNetwork::new(seed, plan);
         let engines: Vec<_> = (0..size)
@@ -73,7 +73,7 @@ impl Cluster {
         plan: FaultPlan,
         size: u32,
         config: EngineConfig,
-        attributes: Attributes,
+        attributes: NicAttributes,
     ) -> Self {
         let network = SimNetwork::new(seed, plan);
         let mut engines: Vec<_> = (0..size)
@@ -171,7 +171,7 @@ impl Cluster {
             if self.network.has_crashed(engine.nic().id()) {
                 continue;
             }
-            has_worked |= engine.arm().expect("arms") == Armed::Ready;
+            has_worked |= engine.arm().expect("arms") == ArmOutcome::Ready;
             engine.quiet();
         }
         let alive = |engine: &&MessageEngine<SimNic>| !self.network.has_crashed(engine.nic().id());

@@ -10,8 +10,8 @@ use vigie_via::{
     },
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{
-        Connect, Data, Operation, Provider, Reason, ReceiveDescriptor, Reliability, RemoteKey,
-        RemoteSegment, SendDescriptor, ViAttributes, ViId,
+        Connect, Data, DisconnectReason, Operation, Provider, ReceiveDescriptor, Reliability,
+        RemoteKey, RemoteSegment, SendDescriptor, ViAttributes, ViId,
     },
 };
 
@@ -169,7 +169,7 @@ fn a_forger_hurts_only_its_own_connection() {
             let _ = engine.arm().expect("arms");
         }
         match engine.failure(1) {
-            Some(Reason::PeerFault(_)) => faults += 1,
+            Some(DisconnectReason::PeerFault(_)) => faults += 1,
             Some(_) => {}
             None => survived += 1,
         }
@@ -228,7 +228,10 @@ fn silence_over_an_unreliable_vi_has_an_end() {
     let state = cluster.send(0, 1, 1, SendMode::Synchronous, &[1]);
     let begin = cluster.network.now();
     let error = cluster.finish(0, state, &[1]).expect_err("no answer");
-    assert_eq!(error, RequestError::PeerFailed { rank: 1, reason: Reason::TransportFailed });
+    assert_eq!(
+        error,
+        RequestError::PeerFailed { rank: 1, reason: DisconnectReason::TransportFailed }
+    );
     let waited = cluster.network.now().saturating_duration_since(begin);
     assert!(waited >= Duration::from_millis(500) && waited < Duration::from_secs(2), "{waited:?}");
 }

@@ -3,15 +3,15 @@
 use std::task::Poll;
 
 use crate::cluster::{Cluster, bytes_of, from};
-use vigie_detect::Armed;
+use vigie_detect::ArmOutcome;
 use vigie_via::{
     protocol::{Committed, EngineConfig, Loan, Payload, RequestId, SendError, SendMode, SendState},
     sim::FaultPlan,
-    vi::{Attributes, Memory, MemoryAttributes, Provider, RemoteKey},
+    vi::{Memory, MemoryAttributes, NicAttributes, Provider, RemoteKey},
 };
 
 fn pair(has_window: bool) -> Cluster {
-    let mut attributes = Attributes::named("sim");
+    let mut attributes = NicAttributes::named("sim");
     attributes.has_window = has_window;
     let config = EngineConfig::default().area_bytes(16 << 10).frame_bytes_max(4 << 10);
     Cluster::with(1, FaultPlan::reliable(), 2, config, attributes)
@@ -150,7 +150,7 @@ fn memory_is_registered_once() {
     assert!(cluster.receive(1, from(0, 1)).1 == body[10..], "the request holds it");
     cluster.settle();
     assert_eq!(cluster.engine(0).poll_send(id, None), Poll::Ready(Ok(())));
-    assert_eq!(cluster.engine(0).arm().expect("arms"), Armed::Armed);
+    assert_eq!(cluster.engine(0).arm().expect("arms"), ArmOutcome::Armed);
     assert!(cluster.engine(0).registrations().is_empty(), "no other holder");
     let counters = cluster.engine(0).registrations().counters();
     assert_eq!((counters.misses, counters.abandoned, counters.invalidations), (2, 1, 1));

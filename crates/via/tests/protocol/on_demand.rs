@@ -6,7 +6,10 @@ use vigie_via::{
     Secret,
     protocol::{MessageEngine, Pattern, Payload, RequestError, SendError, SendMode, SendState},
     sim::FaultPlan,
-    vi::{Address, Attributes, Connect, NicEvent, Provider, Reason, Reliability, ViAttributes},
+    vi::{
+        Address, Connect, DisconnectReason, NicAttributes, NicEvent, Provider, Reliability,
+        ViAttributes,
+    },
 };
 
 use crate::{
@@ -16,7 +19,7 @@ use crate::{
 };
 
 fn cluster(seed: u64, plan: FaultPlan, size: u32) -> Cluster {
-    Cluster::on_demand(seed, plan, size, small(), Attributes::named("sim"))
+    Cluster::on_demand(seed, plan, size, small(), NicAttributes::named("sim"))
 }
 
 /// Goal: ranks that need each other at the same time, or one after the other, get one connection, and everything that was
@@ -32,7 +35,7 @@ fn both_sides_may_call_at_once() {
             config = config.reliability(Reliability::Unreliable);
             plan = FaultPlan::lossy(0.1);
         }
-        let mut cluster = Cluster::on_demand(seed, plan, 3, config, Attributes::named("sim"));
+        let mut cluster = Cluster::on_demand(seed, plan, 3, config, NicAttributes::named("sim"));
         if random.bool() {
             cluster.require_proofs();
         }
@@ -98,14 +101,14 @@ fn a_rank_may_end_before_it_is_connected() {
     assert_eq!(cluster.engine(0).failure(1), None, "its connection tells");
     let lost = cluster.engine(0).post_receive(from(3, 1));
     cluster.engine(0).rank_is_gone(3);
-    let error = RequestError::PeerFailed { rank: 3, reason: Reason::PeerDied };
+    let error = RequestError::PeerFailed { rank: 3, reason: DisconnectReason::PeerDied };
     for request in [lost, any] {
         let ended = cluster.engine(0).poll_receive(request, &mut Vec::new());
         assert_eq!(ended, Poll::Ready(Err(error)));
     }
     assert_eq!(cluster.engine(0).poll_receive(named, &mut Vec::new()), Poll::Pending);
     let sent = cluster.engine(0).send(3, 0, 1, SendMode::Standard, Payload::Owned(vec![1]));
-    assert_eq!(sent, Err(SendError::PeerFailed { rank: 3, reason: Reason::PeerDied }));
+    assert_eq!(sent, Err(SendError::PeerFailed { rank: 3, reason: DisconnectReason::PeerDied }));
 }
 
 /// Goal: whenever a rank dies while it and others connect, what they want of it ends in an error that names it, and they reach
@@ -238,7 +241,7 @@ fn ranks_prove_who_they_are() {
         cluster.engines.push(posing);
         cluster.settle();
         let posing = cluster.engines.pop().expect("the last one");
-        assert_eq!(posing.failure(0), Some(Reason::TransportFailed), "{key:?}");
+        assert_eq!(posing.failure(0), Some(DisconnectReason::TransportFailed), "{key:?}");
         assert_eq!((cluster.engine(0).failure(1), cluster.engine(0).failure(2)), (None, None));
         assert_eq!(cluster.engine(0).probe(from(None, None)), None);
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, io::IoSlice, task::Poll};
 use vigie_via::{
     protocol::{EngineConfig, Pattern, Payload, RequestId, SendState},
     sim::FaultPlan,
-    vi::{Attributes, Reliability},
+    vi::{NicAttributes, Reliability},
 };
 
 use crate::{
@@ -160,7 +160,7 @@ impl Programs {
 fn random_legal_programs_end() {
     for_each_seed(150, |seed| {
         let random = &mut fastrand::Rng::with_seed(seed);
-        let (mut config, mut attributes) = (EngineConfig::default(), Attributes::named("sim"));
+        let (mut config, mut attributes) = (EngineConfig::default(), NicAttributes::named("sim"));
         if random.bool() {
             (config, attributes) = (small(), scarce());
             config = config.staging_frames(2);

@@ -24,7 +24,7 @@ fn lengths_around_every_limit() {
     for (config, attributes, frame, window) in [
         (
             EngineConfig::default(),
-            vigie_via::vi::Attributes::named("sim"),
+            vigie_via::vi::NicAttributes::named("sim"),
             (32 << 10) + 64,
             128 << 10,
         ),
@@ -534,7 +534,7 @@ fn announced_messages_are_bounded() {
 #[test]
 fn what_a_receive_does_not_take_is_not_kept() {
     for has_window in [false, true] {
-        let mut attributes = vigie_via::vi::Attributes::named("sim");
+        let mut attributes = vigie_via::vi::NicAttributes::named("sim");
         attributes.has_window = has_window;
         let config = small();
         let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, config, attributes);
@@ -608,7 +608,7 @@ struct Sum {
 }
 
 impl Sink for Sum {
-    fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
+    fn chunk_mut_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
         self.checked += u64::from(offset == self.from);
         self.from = offset + length as u64;
         &mut self.scratch[..length]

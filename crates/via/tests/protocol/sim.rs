@@ -8,13 +8,14 @@ use crate::{
 use vigie_via::{
     protocol::EngineConfig,
     sim::FaultPlan,
-    vi::{Attributes, Reliability},
+    vi::{NicAttributes, Reliability},
 };
 
 /// Returns a configuration with tight limits for every second seed, and mapped memory for every third.
-fn config(seed: u64) -> (EngineConfig, Attributes) {
+fn config(seed: u64) -> (EngineConfig, NicAttributes) {
     let mut config = EngineConfig::default();
-    let mut attributes = if seed.is_multiple_of(2) { Attributes::named("sim") } else { scarce() };
+    let mut attributes =
+        if seed.is_multiple_of(2) { NicAttributes::named("sim") } else { scarce() };
     attributes.has_window = seed.is_multiple_of(3);
     if seed.is_multiple_of(2) {
         return (config, attributes);
@@ -28,7 +29,12 @@ fn config(seed: u64) -> (EngineConfig, Attributes) {
 
 const LENGTHS: [usize; 6] = [8, 64, 500, 2000, 20_000, 60_000];
 
-fn traffic(seed: u64, plan: FaultPlan, size: u32, config: (EngineConfig, Attributes)) -> Traffic {
+fn traffic(
+    seed: u64,
+    plan: FaultPlan,
+    size: u32,
+    config: (EngineConfig, NicAttributes),
+) -> Traffic {
     Traffic::new(seed, Cluster::with(seed, plan, size, config.0, config.1), LENGTHS)
 }
 
@@ -127,7 +133,7 @@ fn frames_fit_one_packet_of_an_unreliable_vi() {
     const LIMIT: u64 = 1000;
     let longest = |limit| {
         let config = EngineConfig::default().reliability(Reliability::Unreliable);
-        let mut attributes = Attributes::named("sim");
+        let mut attributes = NicAttributes::named("sim");
         attributes.unreliable_bytes = limit;
         let cluster = Cluster::with(1, FaultPlan::lossy(0.01), 2, config, attributes);
         let mut traffic = Traffic::new(1, cluster, [8, 500, 2000, 6000, 20_000, 60_000]);

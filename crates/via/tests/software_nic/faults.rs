@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vigie_via::{
     software_nic::SoftwareNicConfig,
-    vi::{Provider, Reason, Reliability},
+    vi::{DisconnectReason, Provider, Reliability},
 };
 
 use crate::{
@@ -40,7 +40,7 @@ fn a_peer_vanishes() {
         }
         let noticed = cluster.until(8 * SECOND, |cluster| cluster.broken(&one).is_some());
         assert!(noticed, "{:?}", cluster.events);
-        assert_eq!(cluster.broken(&one), Some(Reason::TransportFailed));
+        assert_eq!(cluster.broken(&one), Some(DisconnectReason::TransportFailed));
         assert_eq!(cluster.nics[0].counters().peers_silent, 1);
         assert!(cluster.says(&same, &other, 2));
         assert!(cluster.says(&other, &same, 3));
@@ -90,7 +90,7 @@ fn a_nic_ends() {
     let [one, _] = cluster.connect(0, 1, Reliability::ReliableDelivery);
     drop(cluster.nics.pop());
     assert!(cluster.until(SECOND, |cluster| cluster.broken(&one).is_some()));
-    assert_eq!(cluster.broken(&one), Some(Reason::PeerDied));
+    assert_eq!(cluster.broken(&one), Some(DisconnectReason::PeerDied));
 }
 
 /// Goal: idle connections stay up, at the cost of an occasional packet. Method: a minute of silence.

@@ -6,7 +6,7 @@ use vigie_detect::Instant;
 use vigie_via::{
     software_nic::SoftwareNicConfig,
     vi::{
-        Connect, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue, Reason,
+        Connect, Data, DisconnectReason, MemoryAttributes, NicEvent, Operation, Provider, Queue,
         ReceiveDescriptor, Region, Reliability, RemoteSegment, SendDescriptor, Status,
         ViAttributes, ViId,
     },
@@ -94,7 +94,7 @@ impl Cluster {
         ends
     }
 
-    pub(crate) fn broken(&self, end: &End) -> Option<Reason> {
+    pub(crate) fn broken(&self, end: &End) -> Option<DisconnectReason> {
         self.events[end.nic].iter().find_map(|event| match event {
             NicEvent::Broken { vi, reason } if *vi == end.vi => Some(*reason),
             _ => None,

@@ -79,7 +79,8 @@ fn another_secret_is_not_answered() {
         }
         std::thread::yield_now();
     };
-    let refused = vigie_via::vi::NicEvent::Refused { vi, reason: vigie_via::vi::Reason::TimedOut };
+    let refused =
+        vigie_via::vi::NicEvent::Refused { vi, reason: vigie_via::vi::DisconnectReason::TimedOut };
     assert_eq!(event, refused);
     assert_eq!(nic.counters().packets_received, 0, "not even a refusal");
     let (_, counters) = echo.end();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vigie_detect::Instant;
 use vigie_via::{
     software_nic::SoftwareNicConfig,
-    vi::{Provider, Reason, Reliability},
+    vi::{DisconnectReason, Provider, Reliability},
 };
 
 use crate::{
@@ -126,8 +126,8 @@ fn an_interface_is_removed() {
         near("ip link del v0");
         client.write(0, 100);
         client.until("it is dead", |client| client.broken.is_some());
-        assert_eq!(client.broken, Some(Reason::TransportFailed));
-        assert_eq!(echo.broken().0, Some(Reason::TransportFailed));
+        assert_eq!(client.broken, Some(DisconnectReason::TransportFailed));
+        assert_eq!(echo.broken().0, Some(DisconnectReason::TransportFailed));
         assert!(client.nic.counters().wire_errors > 0);
         assert!(client.nic.next_event().is_none());
     });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vigie_via::{
     software_nic::{SoftwareNicConfig, Wire},
-    vi::{Provider, Reason, Reliability},
+    vi::{DisconnectReason, Provider, Reliability},
 };
 
 use crate::{
@@ -76,8 +76,12 @@ fn a_peer_that_vanishes_is_noticed() {
             client.write(0, 1000);
         }
         client.until("it is dead", |client| client.broken.is_some());
-        let is_typed =
-            |reason| matches!(reason, Some(Reason::TransportFailed | Reason::Disconnected));
+        let is_typed = |reason| {
+            matches!(
+                reason,
+                Some(DisconnectReason::TransportFailed | DisconnectReason::Disconnected)
+            )
+        };
         assert!(is_typed(client.broken), "{:?}", client.broken);
         let (broken, _) = echo.broken();
         assert!(is_typed(broken), "{broken:?}");

@@ -16,8 +16,8 @@ use vigie_via::{
     software_nic::{Secret, SoftwareNic, SoftwareNicConfig, SoftwareNicCounters, Wire},
     udp::{Udp, UdpWire},
     vi::{
-        Address, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
-        Provider, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+        Address, Connect, CqId, Data, DisconnectReason, LocalSegment, MemoryAttributes, NicEvent,
+        Operation, Provider, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
         RequestId, SendDescriptor, Status, ViAttributes, ViId,
     },
 };
@@ -59,7 +59,7 @@ pub(crate) struct End<W: Wire = UdpWire> {
     region: Region,
     source: Region,
     peer: RemoteKey,
-    pub(crate) broken: Option<Reason>,
+    pub(crate) broken: Option<DisconnectReason>,
     request: Option<RequestId>,
     is_connected: bool,
     /// How many writes there were before this exchange.
@@ -206,7 +206,7 @@ impl<W: Wire> End<W> {
 pub(crate) struct Echo {
     pub(crate) address: Address,
     stops: Arc<AtomicBool>,
-    thread: thread::JoinHandle<(Option<Reason>, SoftwareNicCounters)>,
+    thread: thread::JoinHandle<(Option<DisconnectReason>, SoftwareNicCounters)>,
 }
 
 impl Echo {
@@ -232,13 +232,13 @@ impl Echo {
     }
 
     /// Ends it. Returns why its connection broke, if it did.
-    pub(crate) fn end(self) -> (Option<Reason>, SoftwareNicCounters) {
+    pub(crate) fn end(self) -> (Option<DisconnectReason>, SoftwareNicCounters) {
         self.stops.store(true, Ordering::Relaxed);
         self.thread.join().expect("the server saw nothing wrong")
     }
 
     /// Waits until its connection breaks.
-    pub(crate) fn broken(self) -> (Option<Reason>, SoftwareNicCounters) {
+    pub(crate) fn broken(self) -> (Option<DisconnectReason>, SoftwareNicCounters) {
         self.thread.join().expect("the server saw nothing wrong")
     }
 }

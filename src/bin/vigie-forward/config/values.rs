@@ -18,7 +18,7 @@ use serde::{
     },
 };
 use thiserror::Error;
-use vigie::forward::{relay::Network, tables::Prefix};
+use vigie::forward::{relay::AddressRange, tables::Prefix};
 
 use super::check;
 
@@ -528,7 +528,7 @@ pub(crate) enum FrameMode {
 /// A range of addresses: `10.0.0.0/8`, or a single one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct Range(pub(crate) Network);
+pub(crate) struct Range(pub(crate) AddressRange);
 
 impl FromStr for Range {
     type Err = BadValue;

@@ -33,7 +33,7 @@ pub(crate) enum FlowError {
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
     #[error("{0}")]
-    Setting(String),
+    InvalidSetting(String),
     #[error("{0}")]
     Rights(String),
 }

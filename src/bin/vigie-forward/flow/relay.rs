@@ -40,7 +40,7 @@ pub(super) fn prepare(
     relay: &Relay,
     streams: Option<&Runtime>,
 ) -> Result<Box<dyn Prepared>, FlowError> {
-    let missing = || FlowError::Setting("there is no runtime for streams".to_owned());
+    let missing = || FlowError::InvalidSetting("there is no runtime for streams".to_owned());
     let streams = streams.ok_or_else(missing)?;
     let head = FlowReport {
         name: name.to_owned(),
@@ -93,7 +93,8 @@ fn prepare_streams(
     relay: &Relay,
     streams: &Runtime,
 ) -> Result<Box<dyn Prepared>, FlowError> {
-    let no_stream = || FlowError::Setting(format!("{} is not a stream endpoint", relay.listen));
+    let no_stream =
+        || FlowError::InvalidSetting(format!("{} is not a stream endpoint", relay.listen));
     log_if_stale(&relay.listen);
     let connections = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
     let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?)
@@ -153,7 +154,7 @@ fn prepare_streams(
         library::BindError::Listen { endpoint, source } => {
             cannot_listen(&endpoint.to_string(), endpoint.address(), source)
         }
-        error => FlowError::Setting(error.to_string()),
+        error => FlowError::InvalidSetting(error.to_string()),
     })?;
 
     // The port that the kernel chose, if the configured one is 0.
@@ -210,7 +211,8 @@ fn prepare_datagrams(
         Some(upstream.weight(to.weight))
     });
     let first = upstreams.next();
-    let first = first.ok_or_else(|| FlowError::Setting("datagrams go to udp://".to_owned()))?;
+    let first =
+        first.ok_or_else(|| FlowError::InvalidSetting("datagrams go to udp://".to_owned()))?;
     let sessions = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
     let builder = upstreams.fold(library::UdpRelay::builder(listen, first), |builder, upstream| {
         builder.upstream(upstream)
@@ -226,7 +228,7 @@ fn prepare_datagrams(
         library::BindError::ListenUdp { address, source } => {
             cannot_listen(&format!("udp:{address}"), Some(address), source)
         }
-        error => FlowError::Setting(error.to_string()),
+        error => FlowError::InvalidSetting(error.to_string()),
     })?;
     head.path = "datagrams".to_owned();
     head.between = format!("udp:{} -> {}", bound.address(), targets(relay));

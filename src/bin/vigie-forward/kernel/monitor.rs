@@ -13,7 +13,7 @@ use thiserror::Error;
 use vigie::{
     Instant,
     detect::{AsyncFd, clock::monotonic_now},
-    stock::readiness::Direction,
+    detectors::readiness::Direction,
     time::timeout_at,
 };
 

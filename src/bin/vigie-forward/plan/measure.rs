@@ -14,7 +14,7 @@ use vigie::{
         bpf::AttachMode,
         nic::{NicConfig, NicPipeline},
         packet::{Packet, Port},
-        pipeline::{Pipeline, Reason, Stage},
+        pipeline::{DropReason, Pipeline, Stage},
         stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
         tables::{Fib, Interface, NatTable, Route},
     },
@@ -187,7 +187,7 @@ pub(crate) fn program_cost(work: PlannedWork) -> Result<String, String> {
     // The first interface of every namespace is lo. The outgoing port has none: nothing is sent, and the code path up
     // to that point is as long.
     let nic = NicPipeline::builder()
-        .config(NicConfig::new().pass_up(&[Reason::NoRoute]))
+        .config(NicConfig::new().pass_up(&[DropReason::NoRoute]))
         .attach_modes(&[AttachMode::Generic])
         .port(Port(0), 1)
         .start(&stages)

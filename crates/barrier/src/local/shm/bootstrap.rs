@@ -10,7 +10,7 @@ use std::{
 };
 
 use thiserror::Error;
-use vigie_detect::{AsyncFd, Instant, NoServer, Server, stock::readiness::Direction};
+use vigie_detect::{AsyncFd, Instant, NoServer, Server, detectors::readiness::Direction};
 use vigie_via::{
     auth::random,
     world::{World, WorldError},

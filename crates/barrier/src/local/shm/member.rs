@@ -4,7 +4,7 @@ use std::{fmt, future, io, sync::Arc, time::Duration};
 
 use rustix::thread::futex;
 use vigie_detect::{
-    Armed, Engine, EngineContext, EngineHost, ReadinessEvent, Registration, Server, WaitError,
+    ArmOutcome, Engine, EngineContext, EngineHost, PollerEvent, Registration, Server, WaitError,
     Waiter, WatchedDescriptor,
 };
 
@@ -347,7 +347,7 @@ impl Engine for Sleeper {
         self.state.outcome(*position).map(drop)
     }
 
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
@@ -357,10 +357,10 @@ impl Engine for Sleeper {
         }
         let _ = self.state.segment.central().begin_sleep();
         // The host looks once more after this: anything that happened before is seen there.
-        Ok(Armed::Armed)
+        Ok(ArmOutcome::Armed)
     }
 
-    fn notified(&mut self, notices: &[ReadinessEvent]) {
+    fn notified(&mut self, notices: &[PollerEvent]) {
         for notice in notices {
             match notice.key {
                 HANG_UPS => self.error = self.state.check_gone().err(),

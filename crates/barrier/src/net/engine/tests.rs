@@ -201,7 +201,7 @@ fn a_late_answer_confirms_nothing() {
     engine.take_exit().expect("over").expect("passed");
     engine.leave(NOW);
     script.deliver(Packet::new(GROUP, 1, Rank(0), Body::view(&[0, 0], true)));
-    script.deliver(Packet::new(GROUP, 0, Rank(0), Body::Alive { attempt: 0 }));
+    script.deliver(Packet::new(GROUP, 0, Rank(0), Body::AliveReply { attempt: 0 }));
     engine.poll(NOW, Waker::noop());
     assert!(
         !engine.is_released() && engine.next_deadline().is_some(),

@@ -69,7 +69,7 @@ impl ForwarderPlan {
         let other = |packet: &vigie_forward::packet::Packet| Port(1 - packet.ingress().0.min(1));
         let model = StageModel::new("other side").sees(Sees::Header);
         let to_other = StageFn::new(model, move |packet, _| {
-            vigie_forward::pipeline::Verdict::Send(other(packet))
+            vigie_forward::pipeline::Verdict::SetEgress(other(packet))
         });
         let pipeline = Pipeline::builder()
             .stage(Rewrite::new().destination_mac(rewritten(1)).source_mac(rewritten(0)))

@@ -140,7 +140,7 @@ fn open_link(back_end: BackEnd) -> Result<Link, Failure> {
     let begun = now();
     loop {
         match Link::builder(namespaces::INTERFACE).back_end(back_end).open() {
-            Err(error) if error.is_of_another_owner() && begun.elapsed() < QUEUE_PATIENCE => {
+            Err(error) if error.is_in_use() && begun.elapsed() < QUEUE_PATIENCE => {
                 sleep(Duration::from_millis(1));
             }
             opened => return opened.map_err(Failure::runtime),

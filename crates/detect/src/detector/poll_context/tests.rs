@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use super::*;
 use crate::{
     detector::methods::Methods,
-    request::{Cancel, EventSlot, SlotEnd, SlotItem},
+    request::{CancelOutcome, EventSlot, SlotEnd, SlotItem},
     sync::{Arc, AtomicUsize, Ordering},
 };
 
@@ -97,7 +97,7 @@ impl Bench {
     /// Returns a request that its waiter has left, but the device has not.
     fn cancelling(&mut self) -> Key {
         let key = self.ask(Mode::Once);
-        assert!(self.set.release(key, |_| Some(Cancel::InFlight)).is_none());
+        assert!(self.set.release(key, |_| Some(CancelOutcome::InFlight)).is_none());
         key
     }
 
@@ -194,7 +194,7 @@ fn requests_are_listed_by_age() {
         for pick in [order % 4, order / 4 % 3, order / 12, 0] {
             bench.set.changed = false;
             let key = model.remove(pick);
-            let released = bench.set.release(key, |_| Some(Cancel::Released));
+            let released = bench.set.release(key, |_| Some(CancelOutcome::Released));
             assert!(released.is_some() && bench.set.changed, "{order}");
             assert!(bench.set.request_mut(key).is_none(), "{order}");
             assert_eq!(bench.pending(), model, "{order}");
@@ -218,7 +218,7 @@ fn an_event_ends_a_request() {
             let is_told = match way {
                 0 => context.complete(key, 5),
                 1 => context.complete_with(key, |asked| asked.finds.map_or(5, |_| 6)),
-                _ => matches!(context.emit(key, 5), Emitted::Ended),
+                _ => matches!(context.emit(key, 5), EmitOutcome::Ended),
             };
             (is_told, context.reported(), context.request_mut(key).is_some())
         });
@@ -230,7 +230,7 @@ fn an_event_ends_a_request() {
         // It is over, and later reports have no effect.
         bench.round(9, 9, |context| {
             assert!(!context.complete(key, 6) && !context.finish(key));
-            assert!(matches!(context.emit(key, 6), Emitted::Gone(6)));
+            assert!(matches!(context.emit(key, 6), EmitOutcome::Gone(6)));
             assert_eq!(context.reported(), 0);
         });
         assert!(!bench.fail(key, false));
@@ -277,7 +277,7 @@ fn a_request_in_flight_outlives_its_waiter() {
         assert!(bench.set.request_mut(key).is_some());
         assert!(!bench.cancel_at_shutdown(key));
         let is_known = bench.round(9, 9, |context| {
-            assert!(matches!(context.emit(key, 1), Emitted::Gone(1)), "the request is gone");
+            assert!(matches!(context.emit(key, 1), EmitOutcome::Gone(1)), "the request is gone");
             assert!(!context.complete(stale, 1) && !context.finish(stale));
             let is_known = match way {
                 0 => context.complete(key, 4),
@@ -327,7 +327,7 @@ fn requests_in_flight_are_counted() {
 fn a_request_that_nobody_knows_about_is_leaked() {
     let mut bench = Bench::new();
     let (key, slot) = bench.wait(Mode::Stream);
-    bench.round(9, 9, |context| assert!(matches!(context.emit(key, 3), Emitted::Kept)));
+    bench.round(9, 9, |context| assert!(matches!(context.emit(key, 3), EmitOutcome::Kept)));
     assert!(bench.set.release(key, |_| None).is_none());
     assert!(bench.set.request_mut(key).is_none());
     assert_eq!((bench.pending(), bench.set.known()), (vec![], vec![]));
@@ -335,7 +335,7 @@ fn a_request_that_nobody_knows_about_is_leaked() {
     let next = bench.ask(Mode::Once);
     assert!(next.index() == key.index() && next != key);
     assert!(!Arc::ptr_eq(&bench.set.slot(next), &slot), "its events are not the next one's");
-    drop(bench.set.release(next, |_| Some(Cancel::Released)));
+    drop(bench.set.release(next, |_| Some(CancelOutcome::Released)));
     assert_eq!(bench.drops(), 1, "the second one alone");
 }
 
@@ -388,7 +388,7 @@ fn a_doomed_request_hears_of_earlier_events() {
     assert!(bench.cancel_at_shutdown(key), "it waits");
     assert_eq!(bench.pending(), [key]);
     bench.round(9, 9, |context| {
-        assert!(matches!(context.emit(key, 2), Emitted::Kept));
+        assert!(matches!(context.emit(key, 2), EmitOutcome::Kept));
         assert!(context.finish(key));
     });
     assert!(matches!(bench.take(&slot), Poll::Ready(SlotItem::Event(2))));
@@ -405,11 +405,11 @@ fn a_stream_is_bounded() {
     bench.round(3, 2, |context| {
         assert_eq!(context.now(), Instant::from_nanos(70));
         for (event, reported) in [(1, 1), (2, 2)] {
-            assert!(matches!(context.emit(key, event), Emitted::Kept));
+            assert!(matches!(context.emit(key, event), EmitOutcome::Kept));
             assert_eq!((context.reported(), context.is_full()), (reported, false));
         }
         assert!(!context.is_held_back());
-        assert!(matches!(context.emit(key, 3), Emitted::Full(3)));
+        assert!(matches!(context.emit(key, 3), EmitOutcome::Full(3)));
         assert_eq!(
             (context.reported(), context.is_held_back(), context.is_full()),
             (2, true, false)
@@ -419,7 +419,7 @@ fn a_stream_is_bounded() {
     assert!(matches!(bench.take(&slot), Poll::Ready(SlotItem::Relief(1))));
     bench.round(2, 2, |context| {
         assert!(!context.is_held_back() && !context.wants_more());
-        assert!(matches!(context.emit(key, 3), Emitted::Kept));
+        assert!(matches!(context.emit(key, 3), EmitOutcome::Kept));
         assert!(!context.is_full() && context.finish(key) && context.is_full());
         assert_eq!(context.reported(), 2, "its end counts");
         context.more();

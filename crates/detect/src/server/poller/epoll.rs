@@ -23,7 +23,7 @@ use rustix::{
 
 use crate::{
     clock::{Instant, monotonic_now},
-    detector::{HandleAddress, Interest, ReadinessEvent, Ready, Watch},
+    detector::{HandleAddress, Interest, PollerEvent, Ready, Watch},
 };
 
 const WAKE: Token = Token(usize::MAX);
@@ -42,7 +42,7 @@ const FAR: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoutedEvent {
     pub(crate) address: HandleAddress,
-    pub(crate) ready_event: ReadinessEvent,
+    pub(crate) ready_event: PollerEvent,
 }
 
 /// The driver's side.
@@ -198,7 +198,7 @@ fn route(event: &Event) -> Option<RoutedEvent> {
         generation: (token >> 56) as u8,
         index: (token >> 32) as u32 & 0x00FF_FFFF,
     };
-    Some(RoutedEvent { address, ready_event: ReadinessEvent { key: token as u32, ready } })
+    Some(RoutedEvent { address, ready_event: PollerEvent { key: token as u32, ready } })
 }
 
 #[cfg(test)]

@@ -286,12 +286,12 @@ fn named_renewed<H: EngineHarness>(
     let first = std::mem::replace(&mut task.flag, Flag::new());
     let waker = Waker::from(Arc::clone(&task.flag));
     let cx = Context::from_waker(&waker);
-    if !task.waiter.still_waits(&cx) {
+    if !task.waiter.renew_waker(&cx) {
         return Err(stage.lost(Rule::Announced, 0, "it waited no more, and nothing had happened"));
     }
     trigger_of(&mut named)();
     stage.finds(&mut task, &mut named, Rule::Announced)?;
-    if first.is_set() || task.waiter.still_waits(&cx) {
+    if first.is_set() || task.waiter.renew_waker(&cx) {
         return Err(stage.lost(Rule::Announced, 0, "the wrong task was woken, or it still waits"));
     }
     Ok(())

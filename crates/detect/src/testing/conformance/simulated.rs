@@ -52,7 +52,7 @@ where
             if seed % 8 == 0 {
                 let second = self.simulate(at)?;
                 if first != second {
-                    return Err(Violation::Diverged { first, second, at });
+                    return Err(Violation::Nondeterministic { first, second, at });
                 }
             }
         }

@@ -168,7 +168,7 @@ pub enum Violation {
         at: At,
     },
     /// The same seed led to two different runs.
-    Diverged {
+    Nondeterministic {
         /// The hash of the first trace.
         first: u64,
         /// The hash of the second trace.
@@ -232,7 +232,7 @@ impl fmt::Display for Violation {
                 write!(f, "`{callback}` panicked: {message} ({at})")
             }
             Self::Failed { request, at, .. } => write!(f, "request {request} failed ({at})"),
-            Self::Diverged { first, second, at } => {
+            Self::Nondeterministic { first, second, at } => {
                 write!(f, "two runs of one seed left the traces {first:#x} and {second:#x} ({at})")
             }
             Self::Setup { error, at } => {
@@ -266,7 +266,7 @@ impl Violation {
             Self::NotEnded { .. } => Rule::Shutdown,
             Self::Panicked { .. }
             | Self::Failed { .. }
-            | Self::Diverged { .. }
+            | Self::Nondeterministic { .. }
             | Self::Setup { .. } => return None,
         })
     }
@@ -286,7 +286,7 @@ impl Violation {
             | Self::NotEnded { at, .. }
             | Self::Panicked { at, .. }
             | Self::Failed { at, .. }
-            | Self::Diverged { at, .. }
+            | Self::Nondeterministic { at, .. }
             | Self::Setup { at, .. } => *at,
         }
     }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use vigie_detect::Instant;
 use vigie_detect::clock::monotonic_now;
-use vigie_via::vi::{Address, Provider, Reason, ViId};
+use vigie_via::vi::{Address, DisconnectReason, Provider, ViId};
 
 use super::ForwarderReport;
 use super::route_queue::{Outbound, RouteQueue};
@@ -137,7 +137,7 @@ impl<P: Provider> ForwarderEngine<P> {
                 return Ok(Some(()));
             }
             if budget.is_exhausted(engine.now()) {
-                return Err(MessagesError::Refused(Reason::TimedOut));
+                return Err(MessagesError::Refused(DisconnectReason::TimedOut));
             }
             *until = Some(budget.next_check());
             Ok(None)
@@ -183,7 +183,7 @@ impl<P: Provider> ForwarderEngine<P> {
                         .filter(|route| route.connection == vi)
                         .for_each(|route| route.is_open = true);
                 }
-                PortEvent::Closed(_, Reason::Mismatch(what)) => {
+                PortEvent::Closed(_, DisconnectReason::Mismatch(what)) => {
                     return Err(MessagesError::Mismatch(what));
                 }
                 PortEvent::Closed(_, reason) => return Err(MessagesError::Refused(reason)),
@@ -216,7 +216,7 @@ impl<P: Provider> ForwarderEngine<P> {
                 },
                 PortEvent::Control(vi, header) => {
                     if let Err(what) = self.relay_control(vi, header) {
-                        self.port.close(vi, Reason::PeerFault(what));
+                        self.port.close(vi, DisconnectReason::PeerFault(what));
                     }
                 }
             }
@@ -322,7 +322,7 @@ impl<P: Provider> ForwarderEngine<P> {
             };
             has_worked = true;
             if let Err(what) = self.arrived(vi, arrival)? {
-                self.port.close(vi, Reason::PeerFault(what));
+                self.port.close(vi, DisconnectReason::PeerFault(what));
             }
         }
         Ok(has_worked)

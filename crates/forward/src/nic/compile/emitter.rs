@@ -17,7 +17,7 @@ use crate::{
     },
     nic::layout::{self, Layout},
     packet::Port,
-    pipeline::Reason,
+    pipeline::DropReason,
 };
 
 /// The length of the frame in bytes.
@@ -128,7 +128,7 @@ pub(super) struct Emitter<'a> {
     program: ProgramKind,
     needs: Needs,
     /// The exits for dropping, by reason.
-    drops: BTreeMap<Reason, Label>,
+    drops: BTreeMap<DropReason, Label>,
     /// The exit for packets that go up unchanged.
     up: Label,
     /// The same before anything was read, and where nothing was changed yet.
@@ -234,7 +234,7 @@ impl<'a> Emitter<'a> {
 
         self.bounds();
         self.a.set(R1, R7).add(R1, 14);
-        let malformed = self.drop_label(Reason::Malformed);
+        let malformed = self.drop_label(DropReason::Malformed);
         self.a.branch(Condition::Greater, R1, R2, malformed);
         if self.needs.saving {
             self.a.load(Size::Double, R1, R7, 0);
@@ -337,7 +337,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// The exit where packets are dropped, or go up, for a reason.
-    pub(super) fn drop_label(&mut self, reason: Reason) -> Label {
+    pub(super) fn drop_label(&mut self, reason: DropReason) -> Label {
         if self.config.pass_up.contains(&reason) {
             return self.up;
         }
@@ -346,13 +346,13 @@ impl<'a> Emitter<'a> {
     }
 
     /// Drops the packet.
-    pub(super) fn drop_now(&mut self, reason: Reason) {
+    pub(super) fn drop_now(&mut self, reason: DropReason) {
         let label = self.drop_label(reason);
         self.a.jump(label);
     }
 
     /// The exit for exceptions.
-    pub(super) fn exception(&mut self, reason: Reason) -> Label {
+    pub(super) fn exception(&mut self, reason: DropReason) -> Label {
         match self.config.exceptions {
             Exceptions::PassUp => self.up,
             Exceptions::Drop => self.drop_label(reason),
@@ -411,13 +411,13 @@ impl<'a> Emitter<'a> {
 
     fn write_send(&mut self) {
         self.a.bind(self.send);
-        let (go, gone) = (self.a.label(), self.drop_label(Reason::Gone));
+        let (go, gone) = (self.a.label(), self.drop_label(DropReason::Gone));
         self.get(R2, OUT);
         self.a.branch(Condition::NotEqual, R2, NOWHERE, go);
         if let Some(port) = self.config.default_port {
             self.a.set(R2, i32::from(port.0));
         } else {
-            let nowhere = self.drop_label(Reason::NoPort);
+            let nowhere = self.drop_label(DropReason::NoPort);
             self.a.jump(nowhere);
         }
 
@@ -457,7 +457,7 @@ impl<'a> Emitter<'a> {
             self.a.load_map(R1, map).jump(both);
             self.a.bind(next);
         }
-        let gone = self.drop_label(Reason::Gone);
+        let gone = self.drop_label(DropReason::Gone);
         self.a.jump(gone).bind(both);
         // BPF_F_BROADCAST.
         self.a.set(R2, 0).set(R3, 8).call(Helper::RedirectMap);

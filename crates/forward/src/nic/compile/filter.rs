@@ -13,7 +13,7 @@ use crate::{
         Size,
     },
     nic::layout::octets,
-    pipeline::Reason,
+    pipeline::DropReason,
     stages::{Action, Filter, FilterRule},
     tables::Prefix,
 };
@@ -72,7 +72,7 @@ impl Emitter<'_> {
         self.a.bind(end);
     }
 
-    fn act(&mut self, action: Action, reason: Reason, end: Label) {
+    fn act(&mut self, action: Action, reason: DropReason, end: Label) {
         match action {
             Action::Accept => {
                 self.a.jump(end);

@@ -11,7 +11,7 @@ use crate::{
         Size,
     },
     packet::{self, TAGS_MAX},
-    pipeline::Reason,
+    pipeline::DropReason,
 };
 
 /// A number as it appears in a frame, read in native order.
@@ -33,7 +33,7 @@ impl Emitter<'_> {
         let kinds = [NetworkKind::V4, NetworkKind::V6, NetworkKind::Arp, NetworkKind::Other];
         let labels = kinds.map(|kind| (kind, self.a.label()));
         let [(_, v4), (_, v6), (_, arp), (_, other)] = labels;
-        let (malformed, end) = (self.drop_label(Reason::Malformed), self.a.label());
+        let (malformed, end) = (self.drop_label(DropReason::Malformed), self.a.label());
         self.a.set(R8, R7).add(R8, 14).load(Size::Half, R0, R7, 12);
         for _ in 0..TAGS_MAX {
             let tagged = self.a.label();
@@ -85,7 +85,7 @@ impl Emitter<'_> {
     }
 
     fn read_arp(&mut self) {
-        let malformed = self.drop_label(Reason::Malformed);
+        let malformed = self.drop_label(DropReason::Malformed);
         self.needs(28, malformed);
         for (offset, wanted) in [(0, 1), (2, IPV4), (4, 0x0604)] {
             self.a.load(Size::Half, R0, R8, offset);
@@ -94,7 +94,7 @@ impl Emitter<'_> {
     }
 
     fn read_v4(&mut self) {
-        let malformed = self.drop_label(Reason::Malformed);
+        let malformed = self.drop_label(DropReason::Malformed);
         self.needs(20, malformed);
         // R0 = bytes of the header, R1 = bytes of the packet, R2 = the frame's end.
         self.a.load(Size::Byte, R0, R8, 0).set(R1, R0).compute(Operation::ShiftRight, R1, 4);
@@ -136,8 +136,8 @@ impl Emitter<'_> {
     }
 
     fn read_v6(&mut self) {
-        let malformed = self.drop_label(Reason::Malformed);
-        let (exception, end) = (self.exception(Reason::Malformed), self.a.label());
+        let malformed = self.drop_label(DropReason::Malformed);
+        let (exception, end) = (self.exception(DropReason::Malformed), self.a.label());
         self.needs(40, malformed);
         self.a.load(Size::Byte, R0, R8, 0).compute(Operation::ShiftRight, R0, 4);
         self.a.branch(Condition::NotEqual, R0, 6, malformed);

@@ -26,7 +26,7 @@ use super::layout::{Layout, MapRequirements, MapSizes, PORTS_MAX};
 use crate::{
     bpf::{Program, ProgramError, ProgramKind},
     packet::Port,
-    pipeline::{Offload, Reason, Stage, StockStage},
+    pipeline::{BuiltinStage, DropReason, Offload, Stage},
     stages::{ChecksumMode, Meter},
 };
 
@@ -39,8 +39,8 @@ pub enum Exceptions {
     /// They go up unchanged: to the host path, or to the kernel.
     #[default]
     PassUp,
-    /// They are dropped and counted: as [`Reason::Malformed`] with extension headers, as [`Reason::TooLong`] if they are
-    /// to be fragmented, else as [`Reason::NatUnknown`].
+    /// They are dropped and counted: as [`DropReason::Malformed`] with extension headers, as [`DropReason::TooLong`] if they are
+    /// to be fragmented, else as [`DropReason::NatUnknown`].
     Drop,
 }
 
@@ -51,7 +51,7 @@ pub enum Exceptions {
 pub struct NicConfig {
     pub(super) sizes: MapSizes,
     pub(super) exceptions: Exceptions,
-    pub(super) pass_up: Vec<Reason>,
+    pub(super) pass_up: Vec<DropReason>,
     pub(super) default_port: Option<Port>,
     pub(super) own_frames: bool,
     pub(super) asked_flows: bool,
@@ -108,15 +108,15 @@ impl NicConfig {
     }
 
     /// Lets packets that would be dropped for one of these reasons go up to the kernel, unchanged. A router needs this
-    /// for [`Reason::NotIp`] (ARP), [`Reason::NoRoute`] (packets to the router itself), [`Reason::NoNeighbour`] (the
-    /// kernel resolves it) and [`Reason::TtlExpired`] (the kernel reports it). Default: no reasons.
-    pub fn pass_up(mut self, reasons: &[Reason]) -> Self {
+    /// for [`DropReason::NotIp`] (ARP), [`DropReason::NoRoute`] (packets to the router itself), [`DropReason::NoNeighbour`] (the
+    /// kernel resolves it) and [`DropReason::TtlExpired`] (the kernel reports it). Default: no reasons.
+    pub fn pass_up(mut self, reasons: &[DropReason]) -> Self {
         self.pass_up = reasons.to_vec();
         self
     }
 
     /// Sets the port of packets for which no stage names one. Default: `None`, and they are dropped
-    /// ([`Reason::NoPort`]).
+    /// ([`DropReason::NoPort`]).
     pub const fn default_port(mut self, port: Port) -> Self {
         self.default_port = Some(port);
         self
@@ -139,7 +139,7 @@ pub enum CompileError {
     },
     /// A setting out of range.
     #[error("{name} is {value}, and must be {range}")]
-    Setting {
+    InvalidSetting {
         /// The setting.
         name: &'static str,
         /// Its value.
@@ -162,7 +162,7 @@ pub(super) struct Compiled {
 fn check(config: &NicConfig) -> Result<(), CompileError> {
     let MapSizes { ports, routes, neighbours, flows } = config.sizes;
     let in_range = |name, value: u32, max: u32, range| {
-        let error = CompileError::Setting { name, value: value.into(), range };
+        let error = CompileError::InvalidSetting { name, value: value.into(), range };
         if (1..=max).contains(&value) { Ok(()) } else { Err(error) }
     };
     in_range("ports", ports.into(), PORTS_MAX.into(), "from 1 to 64")?;
@@ -172,9 +172,9 @@ fn check(config: &NicConfig) -> Result<(), CompileError> {
 }
 
 /// The descriptions of all stages, or an error that names the one without.
-fn stock<'a>(stages: &[&'a dyn Stage]) -> Result<Vec<StockStage<'a>>, CompileError> {
+fn stock<'a>(stages: &[&'a dyn Stage]) -> Result<Vec<BuiltinStage<'a>>, CompileError> {
     let describe = |(stage, one): (usize, &&'a dyn Stage)| match one.offload() {
-        Offload::Stock(stock) => Ok(stock),
+        Offload::Builtin(stock) => Ok(stock),
         Offload::HostOnly(because) => {
             Err(CompileError::Stage { stage, name: one.model().name().to_owned(), because })
         }
@@ -183,69 +183,69 @@ fn stock<'a>(stages: &[&'a dyn Stage]) -> Result<Vec<StockStage<'a>>, CompileErr
 }
 
 /// Returns whether a stage changes bytes.
-fn writes(stock: &StockStage<'_>) -> bool {
+fn writes(stock: &BuiltinStage<'_>) -> bool {
     match stock {
-        StockStage::Rewrite(rewrite) => {
+        BuiltinStage::Rewrite(rewrite) => {
             let (macs, addresses) = (rewrite.macs(), rewrite.addresses());
             macs != (None, None) || addresses != (None, None)
         }
-        StockStage::Ttl(_) | StockStage::Nat(_) | StockStage::Route(_) => true,
+        BuiltinStage::Ttl(_) | BuiltinStage::Nat(_) | BuiltinStage::Route(_) => true,
         _ => false,
     }
 }
 
 /// Returns whether a stage may change bytes covered by a checksum of the transport.
-fn changes_transport(stock: &StockStage<'_>) -> bool {
+fn changes_transport(stock: &BuiltinStage<'_>) -> bool {
     match stock {
-        StockStage::Rewrite(rewrite) => rewrite.addresses() != (None, None),
-        StockStage::Nat(_) => true,
+        BuiltinStage::Rewrite(rewrite) => rewrite.addresses() != (None, None),
+        BuiltinStage::Nat(_) => true,
         _ => false,
     }
 }
 
 /// The reason why one stage cannot be compiled, if any.
-fn obstacle(stocks: &[StockStage<'_>], at: usize, kind: ProgramKind) -> Option<&'static str> {
+fn obstacle(stocks: &[BuiltinStage<'_>], at: usize, kind: ProgramKind) -> Option<&'static str> {
     let stock = stocks.get(at)?;
     let is_tcx = kind == ProgramKind::Tcx;
     match stock {
-        StockStage::Checksum(checksum) if checksum.mode() != ChecksumMode::VerifyHeader => {
+        BuiltinStage::Checksum(checksum) if checksum.mode() != ChecksumMode::VerifyHeader => {
             Some("a checksum covers every byte, and a program looks at a bounded number of them")
         }
-        StockStage::Mirror(_) if is_tcx => Some("copies are made by XDP alone"),
-        StockStage::Mirror(_) if stocks[at + 1..].iter().any(writes) => {
+        BuiltinStage::Mirror(_) if is_tcx => Some("copies are made by XDP alone"),
+        BuiltinStage::Mirror(_) if stocks[at + 1..].iter().any(writes) => {
             Some("XDP sends copies of the frame as it leaves, but later stages change it")
         }
-        StockStage::Mirror(_)
-            if stocks[..at].iter().any(|one| matches!(one, StockStage::Mirror(_))) =>
+        BuiltinStage::Mirror(_)
+            if stocks[..at].iter().any(|one| matches!(one, BuiltinStage::Mirror(_))) =>
         {
             Some("XDP makes one copy of a frame")
         }
-        StockStage::Checksum(_)
-        | StockStage::Rewrite(_)
-        | StockStage::Ttl(_)
-        | StockStage::Nat(_)
-        | StockStage::Filter(_)
-        | StockStage::Mirror(_)
-        | StockStage::Meter(_)
-        | StockStage::Route(_) => None,
+        BuiltinStage::Checksum(_)
+        | BuiltinStage::Rewrite(_)
+        | BuiltinStage::Ttl(_)
+        | BuiltinStage::Nat(_)
+        | BuiltinStage::Filter(_)
+        | BuiltinStage::Mirror(_)
+        | BuiltinStage::Meter(_)
+        | BuiltinStage::Route(_) => None,
     }
 }
 
 /// Determines the maps that the stages need; several tables of one kind cannot be told apart.
-fn needs(stocks: &[StockStage<'_>]) -> Result<MapRequirements, (usize, &'static str)> {
+fn needs(stocks: &[BuiltinStage<'_>]) -> Result<MapRequirements, (usize, &'static str)> {
     let mut needs = MapRequirements::default();
     for (at, stock) in stocks.iter().enumerate() {
         match stock {
-            StockStage::Route(_) if needs.routes => {
+            BuiltinStage::Route(_) if needs.routes => {
                 return Err((at, "there is room for one table of routes"));
             }
-            StockStage::Nat(_) if needs.nat => {
+            BuiltinStage::Nat(_) if needs.nat => {
                 return Err((at, "there is room for one table of flows"));
             }
-            StockStage::Route(_) => needs.routes = true,
-            StockStage::Nat(_) => needs.nat = true,
-            StockStage::Meter(_) => needs.meters += 1,
-            StockStage::Mirror(mirror) => needs.copies = Some(mirror.port()),
+            BuiltinStage::Route(_) => needs.routes = true,
+            BuiltinStage::Nat(_) => needs.nat = true,
+            BuiltinStage::Meter(_) => needs.meters += 1,
+            BuiltinStage::Mirror(mirror) => needs.copies = Some(mirror.port()),
             _ => {}
         }
     }
@@ -279,16 +279,16 @@ pub(super) fn compile(
 }
 
 /// Returns whether a stage works without reading headers.
-fn reads_nothing(stock: &StockStage<'_>) -> bool {
+fn reads_nothing(stock: &BuiltinStage<'_>) -> bool {
     match stock {
-        StockStage::Rewrite(rewrite) => rewrite.addresses() == (None, None),
-        StockStage::Meter(_) | StockStage::Mirror(_) => true,
+        BuiltinStage::Rewrite(rewrite) => rewrite.addresses() == (None, None),
+        BuiltinStage::Meter(_) | BuiltinStage::Mirror(_) => true,
         _ => false,
     }
 }
 
 fn program(
-    stocks: &[StockStage<'_>],
+    stocks: &[BuiltinStage<'_>],
     ingress: Port,
     config: &NicConfig,
     layout: &Layout,
@@ -297,7 +297,7 @@ fn program(
     let headless = stocks.iter().take_while(|stock| reads_nothing(stock)).count();
     let needs = Needs {
         headers: headless < stocks.len(),
-        time: stocks.iter().any(|one| matches!(one, StockStage::Meter(_) | StockStage::Nat(_))),
+        time: stocks.iter().any(|one| matches!(one, BuiltinStage::Meter(_) | BuiltinStage::Nat(_))),
         saving: stocks.iter().any(writes),
         transport: stocks.iter().any(changes_transport),
     };
@@ -323,20 +323,20 @@ fn program(
     Ok(emitter.finish()?)
 }
 
-fn stage(emitter: &mut Emitter<'_>, stock: &StockStage<'_>, kind: NetworkKind, meters: &mut u32) {
+fn stage(emitter: &mut Emitter<'_>, stock: &BuiltinStage<'_>, kind: NetworkKind, meters: &mut u32) {
     match stock {
-        StockStage::Rewrite(rewrite) => emitter.rewrite(rewrite, kind),
-        StockStage::Ttl(_) => emitter.ttl(kind),
-        StockStage::Nat(_) => emitter.nat(kind),
-        StockStage::Filter(filter) => emitter.filter(filter, kind),
-        StockStage::Mirror(mirror) => emitter.mirror(mirror),
-        StockStage::Meter(meter) => {
+        BuiltinStage::Rewrite(rewrite) => emitter.rewrite(rewrite, kind),
+        BuiltinStage::Ttl(_) => emitter.ttl(kind),
+        BuiltinStage::Nat(_) => emitter.nat(kind),
+        BuiltinStage::Filter(filter) => emitter.filter(filter, kind),
+        BuiltinStage::Mirror(mirror) => emitter.mirror(mirror),
+        BuiltinStage::Meter(meter) => {
             emitter.meter(meter, *meters);
             *meters += 1;
         }
-        StockStage::Route(_) => emitter.route(kind),
+        BuiltinStage::Route(_) => emitter.route(kind),
         // Of the header: others were refused earlier.
-        StockStage::Checksum(_) => emitter.header_checksum(kind),
+        BuiltinStage::Checksum(_) => emitter.header_checksum(kind),
     }
 }
 

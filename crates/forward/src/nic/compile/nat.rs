@@ -13,7 +13,7 @@ use crate::{
         Size,
     },
     nic::layout::{FLOW_KEY_BYTES, TCP_SEEN_AT, TCP_SEEN_FROM, USED_AT},
-    pipeline::Reason,
+    pipeline::DropReason,
 };
 
 /// FIN, SYN, RST: the host must see what opens and closes a connection.
@@ -22,7 +22,7 @@ const TURNING_POINTS: i32 = 1 | 2 | 4;
 impl Emitter<'_> {
     pub(super) fn nat(&mut self, kind: NetworkKind) {
         let Some(version) = kind.version() else { return };
-        let exception = self.exception(Reason::NatUnknown);
+        let exception = self.exception(DropReason::NatUnknown);
         // The host keeps the state for later fragments.
         self.get(R0, FRAGMENT);
         self.a.branch(Condition::NotEqual, R0, WHOLE, exception);

@@ -11,7 +11,7 @@ use crate::{
         Size,
     },
     nic::layout::ADDRESS_BYTES,
-    pipeline::Reason,
+    pipeline::DropReason,
 };
 
 const DO_NOT_FRAGMENT: i32 = 0x40;
@@ -23,9 +23,9 @@ const MTU: i16 = WORK[3];
 
 impl Emitter<'_> {
     pub(super) fn route(&mut self, kind: NetworkKind) {
-        let Some(version) = kind.version() else { return self.drop_now(Reason::NotIp) };
-        let no_route = self.drop_label(Reason::NoRoute);
-        let no_neighbour = self.drop_label(Reason::NoNeighbour);
+        let Some(version) = kind.version() else { return self.drop_now(DropReason::NotIp) };
+        let no_route = self.drop_label(DropReason::NoRoute);
+        let no_neighbour = self.drop_label(DropReason::NoNeighbour);
         let bits = i32::try_from(ADDRESS_BYTES[version] * 8).unwrap_or(0);
         self.a.store(Size::Word, R10, KEY, bits);
         self.put_destination(kind, KEY + 4);
@@ -44,7 +44,7 @@ impl Emitter<'_> {
         self.next_hop(kind, version, no_neighbour);
         self.get(R1, PACKET_LENGTH);
         self.get(R2, MTU);
-        let too_long = self.drop_label(Reason::TooLong);
+        let too_long = self.drop_label(DropReason::TooLong);
         let fits = self.a.label();
         self.a.branch(Condition::AtMost, R1, R2, fits);
         if self.is_tcx() {
@@ -52,7 +52,7 @@ impl Emitter<'_> {
         }
         if kind == NetworkKind::V4 {
             // The host makes fragments.
-            let fragments = self.exception(Reason::TooLong);
+            let fragments = self.exception(DropReason::TooLong);
             self.a.load(Size::Byte, R1, R8, 6);
             self.a.branch(Condition::HasBits, R1, DO_NOT_FRAGMENT, too_long).jump(fragments);
         } else {
@@ -70,7 +70,7 @@ impl Emitter<'_> {
     /// A packet of several segments is cut behind the program, by the outgoing interface or before it: branches if each
     /// segment has room in R2 bytes. R0 stays.
     fn segments_fit(&mut self, fits: Label) {
-        let exception = self.exception(Reason::TooLong);
+        let exception = self.exception(DropReason::TooLong);
         let [no_tcp, add, single] = [(); 3].map(|()| self.a.label());
         self.get(R3, CONTEXT);
         self.a.load(Size::Word, R3, R3, SKB_SEGMENT_BYTES).branch(Condition::Equal, R3, 0, single);

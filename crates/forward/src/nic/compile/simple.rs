@@ -14,7 +14,7 @@ use crate::{
         Size,
     },
     nic::layout::octets,
-    pipeline::Reason,
+    pipeline::DropReason,
     stages::{Meter, Mirror, Rewrite},
 };
 
@@ -32,7 +32,7 @@ impl Emitter<'_> {
         let version = kind.version();
         let is_other = |address: IpAddr| version != Some(usize::from(address.is_ipv6()));
         if [source, destination].into_iter().flatten().any(is_other) {
-            return self.drop_now(Reason::NotIp);
+            return self.drop_now(DropReason::NotIp);
         }
         let places = if kind == NetworkKind::V4 { [12, 16] } else { [8, 24] };
         for (at, address) in places.into_iter().zip([source, destination]) {
@@ -56,7 +56,7 @@ impl Emitter<'_> {
         if kind != NetworkKind::V4 {
             return;
         }
-        let malformed = self.drop_label(Reason::Malformed);
+        let malformed = self.drop_label(DropReason::Malformed);
         let done = self.a.label();
         self.a.load(Size::Byte, R0, R8, 0).compute(Operation::And, R0, 15).set(R1, 0);
         self.get(R4, END);
@@ -70,15 +70,15 @@ impl Emitter<'_> {
         }
         self.a.bind(done);
         self.fold_wide(R1, R2);
-        let wrong = self.drop_label(Reason::ChecksumWrong);
+        let wrong = self.drop_label(DropReason::ChecksumWrong);
         self.a.branch(Condition::NotEqual, R1, 0xffff, wrong);
     }
 
     pub(super) fn ttl(&mut self, kind: NetworkKind) {
         if kind.version().is_none() {
-            return self.drop_now(Reason::NotIp);
+            return self.drop_now(DropReason::NotIp);
         }
-        let expired = self.drop_label(Reason::TtlExpired);
+        let expired = self.drop_label(DropReason::TtlExpired);
         self.decrement(kind, expired);
     }
 
@@ -90,7 +90,7 @@ impl Emitter<'_> {
 
     /// One number says when the bucket will be full; it is exchanged atomically.
     pub(super) fn meter(&mut self, meter: &Meter, number: u32) {
-        let over = self.drop_label(Reason::Metered);
+        let over = self.drop_label(DropReason::Metered);
         let [again, is_later, done] = [(); 3].map(|()| self.a.label());
         let attempts = WORK[0];
         self.a.store(Size::Word, R10, KEY, i32::try_from(number).unwrap_or(i32::MAX));

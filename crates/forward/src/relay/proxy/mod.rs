@@ -7,4 +7,4 @@ mod header;
 mod network;
 
 pub use header::{ProxyError, ProxyHeader, ProxyParse};
-pub use network::Network;
+pub use network::AddressRange;

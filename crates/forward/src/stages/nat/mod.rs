@@ -15,7 +15,7 @@ use super::{UNREADABLE, refused};
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{EditError, Fragment, Headers, Packet, Port, Tcp, Transport},
-    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
+    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
     tables::{NatEndpoint, NatError, NatTable, NatTuple, Prefix, TcpProgress},
 };
 
@@ -47,11 +47,11 @@ pub enum NatRule {
 ///
 /// Packets of flows in the table are translated, in both directions. Other packets start a flow if a rule matches them,
 /// the first one that does, or if they come from a peer of a [mapping](NatTable); the rest pass unchanged, with two exceptions: packets to an external address that belong to
-/// no flow are dropped ([`Reason::NatUnknown`]), and so are packets that match a rule but have no ports or identifier
-/// ([`Reason::NatProtocol`]).
+/// no flow are dropped ([`DropReason::NatUnknown`]), and so are packets that match a rule but have no ports or identifier
+/// ([`DropReason::NatProtocol`]).
 ///
 /// - Later fragments follow their first one, for a minute; one that comes before it waits for it up to 2 s, and is
-///   dropped otherwise ([`Reason::NatFragment`]).
+///   dropped otherwise ([`DropReason::NatFragment`]).
 /// - ICMP errors are translated together with the packet that they quote.
 /// - A packet from inside to the external end of an inside host, published or mapped, is returned inside, with an
 ///   external source ("hairpinning"; RFC 4787, REQ-9).
@@ -157,12 +157,12 @@ impl Nat {
         &self,
         ingress: Port,
         addresses: (IpAddr, IpAddr),
-        otherwise: Reason,
+        otherwise: DropReason,
     ) -> Verdict {
         let (source, destination) = addresses;
         if self.is_external(destination) {
-            let is_fragment = otherwise == Reason::NatFragment;
-            return Verdict::Drop(if is_fragment { otherwise } else { Reason::NatUnknown });
+            let is_fragment = otherwise == DropReason::NatFragment;
+            return Verdict::Drop(if is_fragment { otherwise } else { DropReason::NatUnknown });
         }
         if self.is_meant(ingress, source, destination) {
             Verdict::Drop(otherwise)
@@ -176,7 +176,7 @@ impl Nat {
         let Some(key) = fragments::key(headers, packet.bytes()) else { return Verdict::Pass };
         let Some((source, destination)) = self.fragments.find(&key, now) else {
             let addresses = (key.0, key.1);
-            let verdict = self.without_flow(packet.ingress(), addresses, Reason::NatFragment);
+            let verdict = self.without_flow(packet.ingress(), addresses, DropReason::NatFragment);
             if verdict == Verdict::Pass || packet.part().is_some() {
                 return verdict;
             }
@@ -235,7 +235,7 @@ impl Stage for Nat {
         let Some(tuple) = NatTuple::of(&headers, packet.bytes()) else {
             return match quoted::translate(&self.table, packet, &headers) {
                 Some(verdict) => verdict,
-                None => self.without_flow(ingress, addresses, Reason::NatProtocol),
+                None => self.without_flow(ingress, addresses, DropReason::NatProtocol),
             };
         };
 
@@ -244,11 +244,11 @@ impl Stage for Nat {
             Some(becomes) => becomes,
             None => match self.open(packet, tuple, tcp.as_ref(), now) {
                 Ok(Some(becomes)) => becomes,
-                Ok(None) => return self.without_flow(ingress, addresses, Reason::NatUnknown),
-                Err(NatError::Ports { .. }) => return Verdict::Drop(Reason::NatPorts),
-                Err(NatError::Host { .. }) => return Verdict::Drop(Reason::NatHost),
-                Err(NatError::Full { .. }) => return Verdict::Drop(Reason::NatFull),
-                Err(NatError::Conflict) => return Verdict::Drop(Reason::NatUnknown),
+                Ok(None) => return self.without_flow(ingress, addresses, DropReason::NatUnknown),
+                Err(NatError::Ports { .. }) => return Verdict::Drop(DropReason::NatPorts),
+                Err(NatError::Host { .. }) => return Verdict::Drop(DropReason::NatHost),
+                Err(NatError::Full { .. }) => return Verdict::Drop(DropReason::NatFull),
+                Err(NatError::Conflict) => return Verdict::Drop(DropReason::NatUnknown),
             },
         };
 
@@ -271,7 +271,7 @@ impl Stage for Nat {
             return Some((packet, verdict));
         }
         let packet = self.fragments.take_dropped(now)?;
-        Some((packet, Verdict::Drop(Reason::NatFragment)))
+        Some((packet, Verdict::Drop(DropReason::NatFragment)))
     }
 
     fn next_release(&self, now: Instant) -> Option<Instant> {
@@ -283,6 +283,6 @@ impl Stage for Nat {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(StockStage::Nat(self))
+        Offload::Builtin(BuiltinStage::Nat(self))
     }
 }

@@ -8,7 +8,7 @@ use crate::{
         Fragment, Headers, ICMP, ICMP_BYTES, ICMPV6, IPV4_BYTES, IPV6_BYTES, Packet, Sum, TCP,
         Transport, UDP, Verified, put, updated,
     },
-    pipeline::{Reason, Verdict},
+    pipeline::{DropReason, Verdict},
     stages::refused,
     tables::{NatEndpoint, NatTable, NatTuple},
 };
@@ -104,7 +104,7 @@ pub(super) fn translate(
     let header = quoted.get(..quote.transport_at).filter(|_| is_v4);
     let is_wrong = header.is_some_and(|header| Sum::ZERO.bytes(header).folded() != 0xffff);
     if is_wrong || is_whole && packet.verify() != Ok(Verified::Right) {
-        return Some(Verdict::Drop(Reason::ChecksumWrong));
+        return Some(Verdict::Drop(DropReason::ChecksumWrong));
     }
     let frame = packet.bytes_mut();
     let quoted = frame.get_mut(begin..headers.end_at)?;

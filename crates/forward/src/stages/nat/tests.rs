@@ -114,7 +114,7 @@ fn mappings_do_not_depend_on_peers() {
         }
         let stranger = (Ipv4Addr::new(203, 0, 113, 8), 53);
         let mut unwanted = packet(protocol, OUTSIDE, stranger, v4(first));
-        assert_eq!(stage.process(&mut unwanted, START), Verdict::Drop(Reason::NatUnknown));
+        assert_eq!(stage.process(&mut unwanted, START), Verdict::Drop(DropReason::NatUnknown));
     }
 }
 
@@ -134,7 +134,7 @@ fn inside_hosts_meet_by_external_ends() {
         let [outside, _] = pass(&mut stage, packet(protocol, INSIDE, A, PEER));
         assert_eq!(outside, source);
         let mut nowhere = packet(protocol, INSIDE, A, (OWN, 1999));
-        assert_eq!(stage.process(&mut nowhere, START), Verdict::Drop(Reason::NatUnknown));
+        assert_eq!(stage.process(&mut nowhere, START), Verdict::Drop(DropReason::NatUnknown));
         // The mapping lives as long as the flow from inside, though its own has ended.
         let later = START + Duration::from_secs(200);
         for _ in 0..2 {
@@ -206,7 +206,7 @@ fn errors_find_their_sender() {
             wrong.fill_checksums().unwrap();
         }
         let before = wrong.clone();
-        assert_eq!(stage.process(&mut wrong, START), Verdict::Drop(Reason::ChecksumWrong));
+        assert_eq!(stage.process(&mut wrong, START), Verdict::Drop(DropReason::ChecksumWrong));
         assert_eq!(wrong, before);
     }
     let mut error = good;
@@ -270,7 +270,7 @@ fn a_flood_of_fragments_stops_nothing() {
         let mut late = fragments(number, A).remove(1);
         assert_eq!(stage.process(&mut late, START), Verdict::Hold);
         while let Some((_, verdict)) = stage.release(START) {
-            assert_eq!(verdict, Verdict::Drop(Reason::NatFragment));
+            assert_eq!(verdict, Verdict::Drop(DropReason::NatFragment));
             dropped += 1;
         }
         if number % 500 == 0 {

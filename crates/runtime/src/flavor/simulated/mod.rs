@@ -14,7 +14,7 @@ mod world;
 
 use std::{future::Future, io, panic::Location, time::Duration};
 
-use vigie_detect::{NodeId, Server, VirtualHost};
+use vigie_detect::{NodeId, Server, SimulatedHost};
 
 pub use self::disk::Disk;
 pub(crate) use self::{
@@ -56,7 +56,7 @@ pub(crate) struct SimulatedMachine {
 }
 
 impl SimulatedMachine {
-    fn new(host: &VirtualHost, seed: u64, node: NodeId) -> Self {
+    fn new(host: &SimulatedHost, seed: u64, node: NodeId) -> Self {
         let clock = Arc::new(WallClock::new(host.clock()));
         // Each disk draws for itself.
         let seed = seed ^ (node.index() as u64) << 32;
@@ -84,7 +84,7 @@ pub(crate) fn refuse(what: &str) -> io::Result<()> {
 impl SimulatedShared {
     /// Creates a world with one node.
     pub(crate) fn new(seed: u64, options: Options, enter: fn(Arc<Self>) -> EnteredContext) -> Self {
-        let host = VirtualHost::new(seed);
+        let host = SimulatedHost::new(seed);
         let server = host.server().clone();
         let node = host.network().node("main").expect("invariant: the first node of a host");
         let machine = SimulatedMachine::new(&host, seed, node);
@@ -112,7 +112,7 @@ impl SimulatedShared {
     }
 
     /// Returns a runtime on a new node of the same world.
-    pub(crate) fn beside(&self, host: &VirtualHost, node: NodeId) -> Arc<Self> {
+    pub(crate) fn beside(&self, host: &SimulatedHost, node: NodeId) -> Arc<Self> {
         let machine = SimulatedMachine::new(host, self.world.seed, node);
         self.at((node, host.server_of(node).clone(), machine))
     }
@@ -153,7 +153,7 @@ impl SimulatedShared {
         // A runtime refers to its world, which must not refer to it for longer.
         let _forget = alone.then(|| world::ForgetNodes(&self.world));
         let site = Location::caller();
-        let mut fail = |_: &mut VirtualHost| {
+        let mut fail = |_: &mut SimulatedHost| {
             if let Some((_, Some(failure))) = self.world.take_news() {
                 failure.raise();
             }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use vigie_detect::{
-    Instant, NodeChange, NodeId, TaskEnd, TraceDetail, TraceEventKind, TraceLog, TracedTask,
-    VirtualHost,
+    Instant, NodeChange, NodeId, SimulatedHost, TaskEnd, TraceDetail, TraceEventKind, TraceLog,
+    TracedTask,
     clock::{Clock, VirtualClock},
 };
 
@@ -63,7 +63,7 @@ struct FaultCount {
 }
 
 impl Recorder {
-    pub(super) fn new(seed: u64, host: &VirtualHost) -> Self {
+    pub(super) fn new(seed: u64, host: &SimulatedHost) -> Self {
         Self {
             random: RealMutex::new(fastrand::Rng::with_seed(seed ^ 0x0073_7973_7465_6D00)),
             log: host.network().log().clone(),
@@ -75,7 +75,7 @@ impl Recorder {
 
     /// Returns whether events are recorded.
     pub(crate) fn is_on(&self) -> bool {
-        self.log.records(TraceDetail::Events)
+        self.log.is_recording(TraceDetail::Events)
     }
 
     /// Returns the virtual time.
@@ -198,7 +198,7 @@ impl Recorder {
 
     /// A task is about to be polled.
     pub(super) fn polls(&self, id: Id) {
-        if self.log.records(TraceDetail::Polls)
+        if self.log.is_recording(TraceDetail::Polls)
             && let Some(it) = lock_real(&self.tasks).live.get(&id)
         {
             self.note(it.node, || TraceEventKind::TaskPolled(it.task.clone()));
@@ -207,7 +207,7 @@ impl Recorder {
 
     /// The future of `block_on` is about to be polled.
     pub(super) fn polls_main(&self, node: NodeId, site: &'static Location<'static>) {
-        if self.log.records(TraceDetail::Polls) {
+        if self.log.is_recording(TraceDetail::Polls) {
             self.note(node, || TraceEventKind::TaskPolled(TracedTask::new(None, None, site)));
         }
     }

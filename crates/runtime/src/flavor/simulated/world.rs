@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use vigie_detect::{NodeChange, NodeId, SimulatedNetwork, VirtualHost, WaiterId};
+use vigie_detect::{NodeChange, NodeId, SimulatedHost, SimulatedNetwork, WaiterId};
 
 use super::{
     SimulatedShared,
@@ -146,7 +146,7 @@ pub(crate) struct SimulatedWorld {
     pub(crate) seed: u64,
     pub(crate) network: SimulatedNetwork,
     pub(crate) recorder: Recorder,
-    host: RealMutex<VirtualHost>,
+    host: RealMutex<SimulatedHost>,
     /// By their index; a single one only while it runs.
     nodes: RealMutex<Vec<Arc<SimulatedShared>>>,
     ready: RealMutex<ReadyTasks>,
@@ -164,7 +164,7 @@ pub(crate) struct SimulatedWorld {
 }
 
 impl SimulatedWorld {
-    pub(super) fn new(seed: u64, host: VirtualHost) -> Self {
+    pub(super) fn new(seed: u64, host: SimulatedHost) -> Self {
         Self {
             seed,
             network: host.network().clone(),
@@ -199,7 +199,7 @@ impl SimulatedWorld {
     }
 
     /// Calls `use_it` with the host, while nothing runs.
-    pub(crate) fn with_host<T>(&self, use_it: impl FnOnce(&mut VirtualHost) -> T) -> T {
+    pub(crate) fn with_host<T>(&self, use_it: impl FnOnce(&mut SimulatedHost) -> T) -> T {
         use_it(&mut lock_real(&self.host))
     }
 
@@ -259,7 +259,7 @@ impl SimulatedWorld {
         self: &Arc<Self>,
         main: &Arc<SimulatedShared>,
         (future, site): (F, &'static Location<'static>),
-        between: &mut dyn FnMut(&mut VirtualHost),
+        between: &mut dyn FnMut(&mut SimulatedHost),
     ) -> F::Output {
         match catch_unwind(AssertUnwindSafe(|| self.run(main, (future, site), between))) {
             Ok(value) => value,
@@ -274,7 +274,7 @@ impl SimulatedWorld {
         self: &Arc<Self>,
         main: &Arc<SimulatedShared>,
         (future, site): (F, &'static Location<'static>),
-        between: &mut dyn FnMut(&mut VirtualHost),
+        between: &mut dyn FnMut(&mut SimulatedHost),
     ) -> F::Output {
         let here = thread::current().id();
         assert!(
@@ -430,7 +430,7 @@ struct WorldRun<'a> {
     world: &'a SimulatedWorld,
     /// The node of the future of `block_on`.
     main: NodeId,
-    host: RealGuard<'a, VirtualHost>,
+    host: RealGuard<'a, SimulatedHost>,
 }
 
 impl<'a> WorldRun<'a> {

@@ -34,8 +34,8 @@ fn send_to_self(engine: &mut MessageEngine<SimNic>) {
 #[test]
 fn an_engine_needs_a_nic_that_carries_it() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
-    let make = |change: fn(&mut Attributes), rank: u32, config: EngineConfig| {
-        let mut attributes = Attributes::named("sim");
+    let make = |change: fn(&mut NicAttributes), rank: u32, config: EngineConfig| {
+        let mut attributes = NicAttributes::named("sim");
         change(&mut attributes);
         MessageEngine::new(network.nic_with(attributes), rank, 3, config)
     };
@@ -47,13 +47,13 @@ fn an_engine_needs_a_nic_that_carries_it() {
     assert!(make(|one| one.max_inline = 63, 0, small()).is_err());
     let reliable = EngineConfig { reliability: Reliability::ReliableReception, ..small() };
     assert!(make(|_| {}, 0, reliable).is_ok());
-    let lower: fn(&mut Attributes) = |one| one.reliability = Reliability::ReliableDelivery;
+    let lower: fn(&mut NicAttributes) = |one| one.max_reliability = Reliability::ReliableDelivery;
     assert!(make(lower, 0, small()).is_ok() && make(lower, 0, reliable).is_err());
     // As many as its queues hold.
     let found = make(|one| one.max_descriptors = 20, 0, small()).expect("an engine");
     assert_eq!((found.config.descriptors, found.config.control_entries), (20, 5));
     // Over unreliable VIs, frames fit into a packet; over others the packet does not matter.
-    let short: fn(&mut Attributes) = |one| one.unreliable_bytes = 300;
+    let short: fn(&mut NicAttributes) = |one| one.unreliable_bytes = 300;
     let found = make(short, 0, unreliable()).expect("an engine");
     assert_eq!(found.config.frame_bytes_max, 300 - 40);
     assert_eq!(make(short, 0, small()).expect("an engine").config.frame_bytes_max, 512);
@@ -118,7 +118,7 @@ fn all_has_left_when_nothing_waits() {
     for wait in waits {
         wait(&mut engine.peers[1]);
         assert!(!engine.has_all_left());
-        engine.peers[1].failed = Some(Reason::TimedOut);
+        engine.peers[1].failed = Some(DisconnectReason::TimedOut);
         assert!(engine.has_all_left(), "no rank is there");
         engine.peers[1] = Peer::new(PeerLink::Absent);
     }
@@ -145,7 +145,7 @@ fn requests_and_messages_are_kept() {
 /// Goal: there is silent work while something waits that nothing will announce. Method: each thing alone.
 #[test]
 fn silent_work_is_found() {
-    let broken = BrokenPeer { rank: 1, reason: Reason::TimedOut, until: 9 };
+    let broken = BrokenPeer { rank: 1, reason: DisconnectReason::TimedOut, until: 9 };
     let changes: [Change; 4] = [
         |_, _| {},
         |engine, _| send_to_self(engine),
@@ -163,18 +163,18 @@ fn silent_work_is_found() {
 /// events, for which it stays awake once. Method: each thing alone.
 #[test]
 fn an_engine_sleeps_without_work() {
-    let broken = BrokenPeer { rank: 1, reason: Reason::TimedOut, until: 9 };
+    let broken = BrokenPeer { rank: 1, reason: DisconnectReason::TimedOut, until: 9 };
     let event = |engine: &mut MessageEngine<SimNic>, _: BrokenPeer| {
         engine.events.push_back(EngineEvent::Connected { rank: 1 });
     };
-    let changes: [(Change, [Armed; 2]); 6] = [
-        (|_, _| {}, [Armed::Armed; 2]),
-        (|engine, _| send_to_self(engine), [Armed::Ready; 2]),
-        (|engine, broken| engine.broken.push(broken), [Armed::Ready; 2]),
-        (|engine, _| engine.ready.push(RequestId(1)), [Armed::Ready; 2]),
-        (event, [Armed::Ready, Armed::Armed]),
+    let changes: [(Change, [ArmOutcome; 2]); 6] = [
+        (|_, _| {}, [ArmOutcome::Armed; 2]),
+        (|engine, _| send_to_self(engine), [ArmOutcome::Ready; 2]),
+        (|engine, broken| engine.broken.push(broken), [ArmOutcome::Ready; 2]),
+        (|engine, _| engine.ready.push(RequestId(1)), [ArmOutcome::Ready; 2]),
+        (event, [ArmOutcome::Ready, ArmOutcome::Armed]),
         // Nothing can be asked of a rank without a link.
-        (|engine, _| engine.list(1), [Armed::Armed; 2]),
+        (|engine, _| engine.list(1), [ArmOutcome::Armed; 2]),
     ];
     for (case, (change, expected)) in (0..).zip(changes) {
         let mut engine = lone();
@@ -186,11 +186,11 @@ fn an_engine_sleeps_without_work() {
     let mut engine = lone();
     event(&mut engine, broken);
     event(&mut engine, broken);
-    assert_eq!(engine.arm().expect("arms"), Armed::Ready);
+    assert_eq!(engine.arm().expect("arms"), ArmOutcome::Ready);
     assert!(engine.next_event().is_some());
-    assert_eq!(engine.arm().expect("arms"), Armed::Armed);
+    assert_eq!(engine.arm().expect("arms"), ArmOutcome::Armed);
     event(&mut engine, broken);
-    assert_eq!(engine.arm().expect("arms"), Armed::Ready);
+    assert_eq!(engine.arm().expect("arms"), ArmOutcome::Ready);
 }
 
 /// Goal: a rank whose connection ended fails when everything that it had sent was taken: when nothing is left, or
@@ -199,7 +199,7 @@ fn an_engine_sleeps_without_work() {
 fn a_broken_rank_is_heard_first() {
     let mut engine = lone();
     for (rank, until) in [(1, 5), (2, 6)] {
-        engine.broken.push(BrokenPeer { rank, reason: Reason::TimedOut, until });
+        engine.broken.push(BrokenPeer { rank, reason: DisconnectReason::TimedOut, until });
     }
     engine.worked = 4;
     assert!(!engine.fail_broken(false) && engine.failures.is_empty());
@@ -212,9 +212,9 @@ fn a_broken_rank_is_heard_first() {
     assert!(!engine.fail_broken(true), "none is left");
     // Also as part of normal progress.
     let mut engine = lone();
-    engine.broken.push(BrokenPeer { rank: 1, reason: Reason::TimedOut, until: 1 << 40 });
+    engine.broken.push(BrokenPeer { rank: 1, reason: DisconnectReason::TimedOut, until: 1 << 40 });
     assert!(engine.progress(Instant::from_nanos(1)));
-    assert_eq!(engine.failure(1), Some(Reason::TimedOut));
+    assert_eq!(engine.failure(1), Some(DisconnectReason::TimedOut));
 }
 
 /// Goal: the caller that drives an engine knows whether anything was done. Method: each thing that can be done
@@ -310,7 +310,7 @@ fn a_rank_is_listed_once() {
     engine.touch(2);
     assert_eq!((&engine.listed[..], &engine.touched[..]), (&[1][..], &[2][..]));
     assert!(!engine.flush() && engine.listed.is_empty());
-    engine.peers[1].failed = Some(Reason::TimedOut);
+    engine.peers[1].failed = Some(DisconnectReason::TimedOut);
     engine.list(1);
     assert!(engine.listed.is_empty());
 }

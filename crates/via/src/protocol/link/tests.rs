@@ -10,7 +10,7 @@ use crate::{
         tests::{Pair, small, tagged},
     },
     sim::{FaultPlan, SimNetwork, SimNic},
-    vi::{Attributes, MemoryAttributes},
+    vi::{MemoryAttributes, NicAttributes},
 };
 
 /// Returns an engine's link to the other rank, and what it needs.
@@ -211,7 +211,7 @@ fn room_is_credit_and_a_buffer() {
 /// the area. Method: a full queue.
 #[test]
 fn a_full_queue_costs_nothing() {
-    let mut attributes = Attributes::named("sim");
+    let mut attributes = NicAttributes::named("sim");
     attributes.max_descriptors = 32;
     let mut pair = Pair::with(EngineConfig::default(), attributes);
     let (link, nic, _) = parts(pair.engine(0));
@@ -335,7 +335,7 @@ fn a_sleeper_is_rung_for_credit() {
 /// Method: count completions of the sender; as many staging buffers are free as before.
 #[test]
 fn one_descriptor_in_a_quarter_is_signaled() {
-    let mut attributes = Attributes::named("sim");
+    let mut attributes = NicAttributes::named("sim");
     attributes.max_descriptors = 64;
     let mut pair = Pair::with(EngineConfig::default(), attributes);
     assert_eq!(direct(&mut pair, 0).signal_every, 16);
@@ -352,7 +352,7 @@ fn one_descriptor_in_a_quarter_is_signaled() {
 #[test]
 fn a_reserved_piece_has_its_length() {
     for more in [0, 1] {
-        let mut attributes = Attributes::named("sim");
+        let mut attributes = NicAttributes::named("sim");
         attributes.has_window = true;
         let mut pair = Pair::with(small(), attributes);
         let loan = pair.engine(0).loan(1, 100).expect("a loan");

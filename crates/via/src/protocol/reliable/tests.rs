@@ -9,7 +9,7 @@ use crate::{
         tests::{Pair, small},
     },
     sim::SimNic,
-    vi::{Attributes, MemoryHandle, Reliability},
+    vi::{MemoryHandle, NicAttributes, Reliability},
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -163,7 +163,7 @@ fn a_silent_peer_is_given_up() {
 #[test]
 fn what_finds_no_descriptor_is_due_soon() {
     let config = EngineConfig { area_bytes: 65_536, frame_bytes_max: 512, ..unreliable() };
-    let mut attributes = Attributes::named("sim");
+    let mut attributes = NicAttributes::named("sim");
     attributes.max_descriptors = 40;
     let mut pair = Pair::with(config, attributes);
     let now = pair.network.now();

@@ -7,7 +7,7 @@ use crate::{
         EngineConfig,
         tests::{Pair, small, tagged},
     },
-    vi::Reason,
+    vi::DisconnectReason,
 };
 
 /// A window of more than the area, and a buffer for each frame.
@@ -34,11 +34,11 @@ fn pieces_are_whole_lines() {
 #[test]
 fn a_send_to_nobody_is_refused() {
     let mut pair = Pair::new(small());
-    pair.engine(0).peer_failed(1, Reason::TimedOut);
+    pair.engine(0).peer_failed(1, DisconnectReason::TimedOut);
     for (rank, error) in [
         (3, SendError::NoSuchRank { rank: 3, size: 3 }),
         (2, SendError::NotConnected { rank: 2 }),
-        (1, SendError::PeerFailed { rank: 1, reason: Reason::TimedOut }),
+        (1, SendError::PeerFailed { rank: 1, reason: DisconnectReason::TimedOut }),
     ] {
         let engine = pair.engine(0);
         let sent = engine.send(rank, 0, 0, SendMode::Standard, Payload::Owned(vec![1]));

@@ -6,7 +6,7 @@ use crate::{
         EngineConfig, Pattern, Payload, RequestError, SendError, SendMode, SendState,
         tests::{Pair, small, tagged},
     },
-    vi::Reason,
+    vi::DisconnectReason,
 };
 
 fn listed(engine: &mut MessageEngine<impl Provider>, set: RequestId) -> Vec<RequestId> {
@@ -55,7 +55,7 @@ fn only_ready_requests_are_looked_at() {
     assert_eq!(listed(engine, set), [early]);
     assert_eq!(listed(engine, set), []);
 
-    engine.peer_failed(0, Reason::TimedOut);
+    engine.peer_failed(0, DisconnectReason::TimedOut);
     assert_eq!(listed(engine, set).len(), 996, "each once");
     engine.close_set(set);
     assert_eq!(engine.next_in_set(set), None);
@@ -124,7 +124,7 @@ fn forgotten_receives_take_their_messages() {
             assert_eq!(found, vec![7; length]);
             let last = pair.engine(1).post_receive(Pattern { source: Some(0), ..tagged(1) });
             pair.engine(1).forget_receive(last);
-            pair.engine(1).peer_failed(0, Reason::TimedOut);
+            pair.engine(1).peer_failed(0, DisconnectReason::TimedOut);
             pair.serve(1);
             assert_eq!(pair.engine(1).kept(), 0, "{what}");
         }

@@ -23,9 +23,9 @@ use crate::{
         wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress as Address},
     },
     vi::{
-        CACHE_LINE, Connect, Data, LocalSegment, Memory, MemoryAttributes, NicEvent, Operation,
-        Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
-        SendDescriptor, ViAttributes, ViId, ViState,
+        CACHE_LINE, Connect, Data, DisconnectReason, LocalSegment, Memory, MemoryAttributes,
+        NicEvent, Operation, Provider, Queue, ReceiveDescriptor, Region, Reliability, RemoteKey,
+        RemoteSegment, SendDescriptor, ViAttributes, ViId, ViState,
     },
 };
 
@@ -72,7 +72,7 @@ pub(super) fn try_entry(bytes: &[u8]) -> Result<bool, String> {
 #[non_exhaustive]
 pub(super) struct AttackOutcome {
     /// Why the victim broke the connection, if it did.
-    pub(super) broken: Option<Reason>,
+    pub(super) broken: Option<DisconnectReason>,
     /// Completions that the victim saw.
     pub(super) completions: u64,
 }
@@ -332,7 +332,7 @@ impl Attacker {
             0 => ControlPacket::Wakeup,
             1 => ControlPacket::Revoke { key: RemoteKey(script.word() & 3) },
             2 => ControlPacket::Confirm,
-            3 => ControlPacket::Refusal { reason: Reason::Rejected },
+            3 => ControlPacket::Refusal { reason: DisconnectReason::Rejected },
             _ => {
                 let key = RemoteKey(script.word() & 3);
                 ControlPacket::Grant { key, length, allows_write: what & 8 != 0, allows_read: true }

@@ -11,7 +11,7 @@ use self::{
     hostile::{Flood, attack, flood, try_entry, try_packet},
     kit::fuzz::fuzz,
 };
-use crate::vi::Reason;
+use crate::vi::DisconnectReason;
 
 /// Goal: no bytes on the socket crash the decoder, and an accepted packet encodes to the same bytes.
 /// Method: mutated packets.
@@ -75,6 +75,6 @@ fn floods() {
         (Flood::Short, "a file that is too short"),
     ] {
         let outcome = flood(what).unwrap_or_else(|suffered| panic!("{what:?}: {suffered}"));
-        assert_eq!(outcome.broken, Some(Reason::PeerFault(fault)), "{what:?}");
+        assert_eq!(outcome.broken, Some(DisconnectReason::PeerFault(fault)), "{what:?}");
     }
 }

@@ -146,7 +146,7 @@ impl Challenger {
             return stranger;
         }
         let checked = if call.size != size {
-            Err(JoinRefusal::OtherSize)
+            Err(JoinRefusal::WrongSize)
         } else if call.rank >= size {
             Err(JoinRefusal::NoSuchRank)
         } else {
@@ -233,7 +233,7 @@ impl AnsweredChallenge {
 const fn word(why: JoinRefusal) -> u8 {
     match why {
         JoinRefusal::WrongSecret | JoinRefusal::Impostor => WRONG_SECRET,
-        JoinRefusal::OtherSize => 2,
+        JoinRefusal::WrongSize => 2,
         JoinRefusal::NoSuchRank => 3,
         JoinRefusal::Taken => 4,
         JoinRefusal::TooLate => 5,
@@ -243,7 +243,7 @@ const fn word(why: JoinRefusal) -> u8 {
 
 const fn refusal(word: u8) -> JoinRefusal {
     match word {
-        2 => JoinRefusal::OtherSize,
+        2 => JoinRefusal::WrongSize,
         3 => JoinRefusal::NoSuchRank,
         4 => JoinRefusal::Taken,
         5 => JoinRefusal::TooLate,

@@ -34,7 +34,7 @@ use rustix::{
         socket_with, sockopt,
     },
 };
-use vigie_detect::{AsyncFd, Instant, Server, stock::readiness::Direction};
+use vigie_detect::{AsyncFd, Instant, Server, detectors::readiness::Direction};
 
 use self::handshake::{CHALLENGE_BYTES, ClientHandshake, Session, VERDICT_BYTES};
 use super::{
@@ -114,7 +114,7 @@ fn identity_secret(secret: &Secret, id: &[u8; 16]) -> [u8; 32] {
 ///
 /// # Errors
 /// The kernel's.
-pub fn prepare(socket: impl AsFd) -> io::Result<()> {
+pub fn set_socket_options(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -174,7 +174,7 @@ async fn call(server: &Server, place: &TcpRendezvous) -> Result<(OwnedFd, Sessio
     let family = if place.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    prepare(&socket)?;
+    set_socket_options(&socket)?;
     match connect(&socket, &place.address) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
         Err(error) => return Err(error.into()),

@@ -40,7 +40,7 @@ fn handshakes() {
     assert!(read == Ok(session));
     for (caller, admit, expected) in [
         (caller(secret(2), 2, 4), Ok(()), JoinRefusal::WrongSecret),
-        (caller(secret(1), 2, 5), Ok(()), JoinRefusal::OtherSize),
+        (caller(secret(1), 2, 5), Ok(()), JoinRefusal::WrongSize),
         (caller(secret(1), 4, 4), Ok(()), JoinRefusal::NoSuchRank),
         (caller(secret(1), 1, 4), Err(JoinRefusal::Taken), JoinRefusal::Taken),
         (caller(secret(1), 1, 4), Err(JoinRefusal::TooLate), JoinRefusal::TooLate),

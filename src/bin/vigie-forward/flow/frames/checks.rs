@@ -52,12 +52,12 @@ pub(super) fn check_interfaces(
     let mut flow_interfaces = Vec::new();
     for name in names {
         let Some(interface) = cache.interface(name) else {
-            return Err(FlowError::Setting(format!(
+            return Err(FlowError::InvalidSetting(format!(
                 "there is no interface `{name}` in this network namespace (`ip link` lists them)"
             )));
         };
         if interface.mac.is_none() {
-            return Err(FlowError::Setting(format!(
+            return Err(FlowError::InvalidSetting(format!(
                 "interface `{name}` is not an Ethernet interface"
             )));
         }
@@ -75,7 +75,7 @@ pub(super) fn check_interfaces(
     if let FlowKind::Nat(nat) = kind {
         let prefix = Prefix::host(nat.address.into());
         if cache.target(prefix) == Some(Target::Local) {
-            return Err(FlowError::Setting(format!(
+            return Err(FlowError::InvalidSetting(format!(
                 "{0} is an address of this host, whose kernel would answer and reset what is not its own: give another \
                  address of the network of `{1}` (vigie-forward answers ARP for it), or take it away (`ip addr del {0} \
                  dev {1}`)",
@@ -99,7 +99,7 @@ pub(super) fn claim(names: &[String]) -> Result<Claims, FlowError> {
         match address.and_then(|address| UnixDatagram::bind_addr(&address)) {
             Ok(socket) => Ok(socket),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                Err(FlowError::Setting(format!(
+                Err(FlowError::InvalidSetting(format!(
                     "another vigie-forward forwards by interface `{name}` already, so every packet would be sent twice: \
                      end that one, or name the interface there"
                 )))
@@ -116,7 +116,7 @@ pub(super) fn claim(names: &[String]) -> Result<Claims, FlowError> {
 fn check_kernel_forwarding(name: &str) -> Result<(), FlowError> {
     match kernel_forwarding(name) {
         None => Ok(()),
-        Some(setting) => Err(FlowError::Setting(format!(
+        Some(setting) => Err(FlowError::InvalidSetting(format!(
             "the kernel forwards packets from `{name}` too, so every packet would be sent twice: turn that off (`sysctl \
              -w {setting}=0`)"
         ))),

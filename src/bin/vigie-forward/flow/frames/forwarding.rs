@@ -52,7 +52,7 @@ pub(super) fn forwarding_of(
             // The last port is the outside, as `FlowKind::interfaces` has it.
             let outside = u16::try_from(flow_interfaces.len().saturating_sub(1));
             let outside =
-                outside.map_err(|_| FlowError::Setting("too many interfaces".to_owned()))?;
+                outside.map_err(|_| FlowError::InvalidSetting("too many interfaces".to_owned()))?;
             let outside = Port(outside);
             let mut inside: Vec<Prefix> = nat.from.iter().map(|one| one.0).collect();
             if inside.is_empty() {
@@ -62,7 +62,7 @@ pub(super) fn forwarding_of(
                     .collect();
             }
             if inside.is_empty() {
-                return Err(FlowError::Setting(format!(
+                return Err(FlowError::InvalidSetting(format!(
                     "no network is reached by {}: give it an address, or name the inside networks with `from`",
                     nat.inside.join(", ")
                 )));
@@ -151,7 +151,7 @@ pub(super) fn program_stages(
 }
 
 fn parsed(prefix: &str) -> Result<Prefix, FlowError> {
-    prefix.parse().map_err(|error| FlowError::Setting(format!("{prefix}: {error}")))
+    prefix.parse().map_err(|error| FlowError::InvalidSetting(format!("{prefix}: {error}")))
 }
 
 /// Frames from one port leave by the other.

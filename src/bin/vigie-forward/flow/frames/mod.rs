@@ -91,7 +91,7 @@ const TABLE_NONE: u32 = 0;
 
 /// Opens the interfaces.
 pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError> {
-    let no_frames = || FlowError::Setting("a relay has no frames".to_owned());
+    let no_frames = || FlowError::InvalidSetting("a relay has no frames".to_owned());
     let frames = flow.kind.frames().ok_or_else(no_frames)?;
     check_rights(&flow.name)?;
     let (routes, table) = match &flow.kind {
@@ -101,7 +101,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     };
 
     if routes && frames.path == PathChoice::AfXdp {
-        return Err(FlowError::Setting(
+        return Err(FlowError::InvalidSetting(
             "af-xdp takes all frames from the kernel, including ARP, and so finds no neighbours: use it for l2 only".to_owned(),
         ));
     }
@@ -123,7 +123,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
         builder = builder.icmp_errors(IcmpErrorSender::new(&fib));
     }
 
-    let pipeline = builder.build().map_err(|error| FlowError::Setting(error.to_string()))?;
+    let pipeline = builder.build().map_err(|error| FlowError::InvalidSetting(error.to_string()))?;
     let path = if frames.path == PathChoice::AfXdp { "af-xdp" } else { "af-packet" };
     let mut head = FlowReport {
         name: flow.name.clone(),
@@ -211,7 +211,7 @@ fn program(
         }
         Err(AttachRefusal::Rights(text)) => Err(FlowError::Rights(text)),
         Err(AttachRefusal::NoMode(text)) => {
-            Err(FlowError::Setting(format!("{text}; --path auto takes what there is")))
+            Err(FlowError::InvalidSetting(format!("{text}; --path auto takes what there is")))
         }
     }
 }
@@ -293,10 +293,10 @@ fn cannot_open(error: ForwarderError, names: &[String]) -> FlowError {
             let name = names.get(usize::from(port.0)).map_or("?", String::as_str);
             match source {
                 error @ OpenError::MissingCapability { .. } => FlowError::Rights(error.to_string()),
-                error => FlowError::Setting(format!("interface `{name}`: {error}")),
+                error => FlowError::InvalidSetting(format!("interface `{name}`: {error}")),
             }
         }
-        error => FlowError::Setting(error.to_string()),
+        error => FlowError::InvalidSetting(error.to_string()),
     }
 }
 
@@ -371,10 +371,10 @@ fn tell(flow: &str, names: &[String], event: &HostEvent) {
             }
             LinkEvent::Down => format!("flow `{flow}`: interface {} is down", name(port)),
             LinkEvent::Up => format!("flow `{flow}`: interface {} is up", name(port)),
-            LinkEvent::Mtu(bytes) => {
+            LinkEvent::MtuChanged(bytes) => {
                 format!("flow `{flow}`: interface {} has an MTU of {bytes} bytes", name(port))
             }
-            LinkEvent::Address(address) => {
+            LinkEvent::AddressChanged(address) => {
                 format!("flow `{flow}`: interface {} has the address {address}", name(port))
             }
             event => format!("flow `{flow}`: interface {}: {event:?}", name(port)),

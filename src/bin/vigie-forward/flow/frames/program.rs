@@ -11,7 +11,7 @@ use vigie::{
         bpf::{AttachError, AttachMode},
         nic::{NicConfig, NicError, NicPipeline},
         packet::Port,
-        pipeline::{Reason, Stage},
+        pipeline::{DropReason, Stage},
         tables::{CounterSnapshot, NatFlow, Prefix},
     },
 };
@@ -23,16 +23,16 @@ use crate::{
 };
 
 /// Packets that a router's program leaves to the host, which answers, fragments, resolves, or drops and counts them.
-const PASSED_UP: [Reason; 8] = [
-    Reason::Malformed,
-    Reason::NotIp,
-    Reason::TtlExpired,
-    Reason::Filtered,
-    Reason::NoRoute,
-    Reason::NoNeighbour,
-    Reason::TooLong,
+const PASSED_UP: [DropReason; 8] = [
+    DropReason::Malformed,
+    DropReason::NotIp,
+    DropReason::TtlExpired,
+    DropReason::Filtered,
+    DropReason::NoRoute,
+    DropReason::NoNeighbour,
+    DropReason::TooLong,
     // Link-local neighbours speak to the kernel.
-    Reason::Martian,
+    DropReason::Martian,
 ];
 /// The number of translations refreshed in one look.
 const REFRESHED_MAX: usize = 256;

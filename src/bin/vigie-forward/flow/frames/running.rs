@@ -8,7 +8,7 @@ use vigie::{
     forward::{
         host::{AsyncForwarder, Forwarder},
         packet::Port,
-        pipeline::Reason,
+        pipeline::DropReason,
         tables::{CounterSnapshot, NatTable, Traffic, TrafficCounters},
     },
     spawn_blocking,
@@ -75,7 +75,7 @@ impl FramesFlow {
             ("host: sent_packets".to_owned(), host.sent.packets),
             ("host: sent_bytes".to_owned(), host.sent.bytes),
         ]);
-        for reason in Reason::ALL.iter().filter(|reason| **reason != LEFT_TO_KERNEL) {
+        for reason in DropReason::ALL.iter().filter(|reason| **reason != LEFT_TO_KERNEL) {
             let dropped = nic.as_ref().map_or(0, |seen| seen.of(*reason));
             counters.insert(format!("dropped: {reason}"), host.of(*reason).saturating_add(dropped));
         }

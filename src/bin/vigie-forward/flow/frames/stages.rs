@@ -7,7 +7,7 @@ use vigie::{
     forward::{
         model::{Sees, StageModel, Writes},
         packet::{ARP_BYTES, Arp, Ethernet, Packet, Port},
-        pipeline::{Offload, Reason, Stage, Verdict},
+        pipeline::{DropReason, Offload, Stage, Verdict},
         stages::{Nat as NatStage, RouteStage},
         tables::{Fib, FibReader, NatFlow, NatTuple},
     },
@@ -21,7 +21,7 @@ use super::{program::FlowTaker, questions::Questions};
 pub(super) const KERNEL: Port = Port(u16::MAX);
 
 /// The reason for packets that a pipeline leaves to the kernel; nothing else uses it.
-pub(super) const LEFT_TO_KERNEL: Reason = Reason::User;
+pub(super) const LEFT_TO_KERNEL: DropReason = DropReason::User;
 
 /// Leaves to the kernel the frames that are not to be routed: those not addressed to the interface, with VLAN tags, or
 /// of other protocols than IP. Answers ARP for an address that no host has. The rest passes through the stages behind
@@ -49,7 +49,7 @@ impl Guard {
             let Some(stage) = self.behind.get_mut(at) else { break };
             match stage.process(packet, now) {
                 Verdict::Pass => {}
-                Verdict::Drop(Reason::Martian) if self.is_kernels(packet) => {
+                Verdict::Drop(DropReason::Martian) if self.is_kernels(packet) => {
                     return Verdict::Drop(LEFT_TO_KERNEL);
                 }
                 verdict @ (Verdict::Drop(_) | Verdict::Hold) => return verdict,
@@ -91,7 +91,7 @@ impl Guard {
         if let Some(answer) = packet.bytes_mut().get_mut(payload_at..) {
             write_answer(answer, &question, own.address);
         }
-        Verdict::Send(port)
+        Verdict::SetEgress(port)
     }
 }
 
@@ -116,7 +116,7 @@ impl Stage for Guard {
 
     fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
         let Ok(frame) = Ethernet::parse(packet.bytes()) else {
-            return Verdict::Drop(Reason::Malformed);
+            return Verdict::Drop(DropReason::Malformed);
         };
         if frame.tags.iter().any(Option::is_some) {
             return Verdict::Drop(LEFT_TO_KERNEL);
@@ -173,7 +173,7 @@ impl Router {
 
     /// Packets for this host have a route without an interface.
     #[cold]
-    fn explain(&self, packet: &mut Packet) -> Reason {
+    fn explain(&self, packet: &mut Packet) -> DropReason {
         let headers = packet.headers().ok();
         let addresses = headers.and_then(|headers| headers.addresses(packet.bytes()));
         let fib = self.route.fib().snapshot();
@@ -181,7 +181,7 @@ impl Router {
         if route.is_some_and(|route| route.port == KERNEL) {
             LEFT_TO_KERNEL
         } else {
-            Reason::NoRoute
+            DropReason::NoRoute
         }
     }
 }
@@ -193,7 +193,7 @@ impl Stage for Router {
 
     fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
         match self.route.process(packet, now) {
-            Verdict::Drop(Reason::NoRoute) => Verdict::Drop(self.explain(packet)),
+            Verdict::Drop(DropReason::NoRoute) => Verdict::Drop(self.explain(packet)),
             Verdict::Hold => {
                 if let Some((port, address)) = self.route.wanted() {
                     self.questions.ask(port, address);
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(verdict(frame(OWN, 0x0806, &[0; 28])), left);
         assert_eq!(verdict(frame(OWN, 0x8100, &[0, 5, 8, 0, 0, 0])), left);
         assert_eq!(verdict(frame(OWN, 0x88b5, &[0; 4])), left);
-        assert_eq!(verdict(Packet::new(Port(0), &[1, 2, 3])), Verdict::Drop(Reason::Malformed));
+        assert_eq!(verdict(Packet::new(Port(0), &[1, 2, 3])), Verdict::Drop(DropReason::Malformed));
     }
 
     /// Goal: ARP requests for the public address are answered as the standard says, and no others. Method: a request,
@@ -345,7 +345,7 @@ mod tests {
             frame(MacAddress::BROADCAST, 0x0806, &payload)
         };
         let mut asked = question(1, address.octets());
-        assert_eq!(guard.process(&mut asked, now), Verdict::Send(Port(0)));
+        assert_eq!(guard.process(&mut asked, now), Verdict::SetEgress(Port(0)));
         let header = Ethernet::parse(asked.bytes()).unwrap();
         assert_eq!((header.destination, header.source), (OTHER, OWN));
         let answer = Arp::parse(&asked.bytes()[header.payload_at..]).unwrap();
@@ -366,11 +366,11 @@ mod tests {
         let mut verdict = |to| guard.process(&mut ip(to), now);
         assert_eq!(verdict([10, 1, 0, 5]), Verdict::Hold);
         assert_eq!(verdict([10, 1, 0, 1]), Verdict::Drop(LEFT_TO_KERNEL));
-        assert_eq!(verdict([10, 9, 0, 1]), Verdict::Drop(Reason::NoRoute));
+        assert_eq!(verdict([10, 9, 0, 1]), Verdict::Drop(DropReason::NoRoute));
         assert!(guard.release(now).is_none());
         fib.set_neighbour(Port(1), [10, 1, 0, 5].into(), Some(OTHER));
         let (packet, verdict) = guard.release(now).expect("it is known");
-        assert_eq!((verdict, packet.bytes()[22]), (Verdict::Send(Port(1)), 63));
+        assert_eq!((verdict, packet.bytes()[22]), (Verdict::SetEgress(Port(1)), 63));
         assert_eq!(guard.next_release(now), None);
     }
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    detector::{Emitted, Key, PollContext},
+    detector::{EmitOutcome, Key, PollContext},
 };
 
 /// A job for the kernel concerning a request.
@@ -135,7 +135,8 @@ impl Uring {
                 // Dropped: offered again.
             } else if !flow.held.is_empty() {
                 flow.held.push_back(buffer);
-            } else if let Emitted::Full(event) = context.emit(key, Completion::Received(buffer)) {
+            } else if let EmitOutcome::Full(event) = context.emit(key, Completion::Received(buffer))
+            {
                 flow.held.extend(event.into_received());
                 self.lag(key);
             }
@@ -184,7 +185,7 @@ impl Uring {
         for key in mem::take(&mut self.lagging) {
             let Some(flow) = self.flow(key) else { continue };
             while let Some(buffer) = flow.held.pop_front() {
-                if let Emitted::Full(event) = context.emit(key, Completion::Received(buffer)) {
+                if let EmitOutcome::Full(event) = context.emit(key, Completion::Received(buffer)) {
                     if let Some(buffer) = event.into_received() {
                         flow.held.push_front(buffer);
                     }

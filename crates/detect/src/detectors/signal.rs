@@ -23,7 +23,7 @@
 //! # Examples
 //! ```
 //! use rustix::process::{Signal, getpid, kill_process};
-//! use vigie_detect::{Server, stock::signal::{SignalKind, signal}};
+//! use vigie_detect::{Server, detectors::signal::{SignalKind, signal}};
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! let host = Server::spawn_thread()?;
@@ -39,7 +39,7 @@ use std::{fmt, io};
 
 use crate::{
     detector::{
-        Arming, Detector, DriverHandle, Emitted, Key, Methods, Mode, PollContext, Submitted,
+        Arming, Detector, DriverHandle, EmitOutcome, Key, Methods, Mode, PollContext, SubmitOutcome,
     },
     error::RegisterError,
     server::{Handle, Registration, Server, Wait},
@@ -206,8 +206,8 @@ impl Detector for Signals {
         Ok(())
     }
 
-    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> Submitted<Arrived> {
-        self.take().map_or(Submitted::Pending, Submitted::Ready)
+    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> SubmitOutcome<Arrived> {
+        self.take().map_or(SubmitOutcome::Pending, SubmitOutcome::Ready)
     }
 
     fn poll(&mut self, context: &mut PollContext<'_, Self>) {
@@ -217,7 +217,9 @@ impl Detector for Signals {
                 return;
             }
             let Some(arrived) = self.take() else { return };
-            if let Emitted::Full(arrived) | Emitted::Gone(arrived) = context.emit(key, arrived) {
+            if let EmitOutcome::Full(arrived) | EmitOutcome::Gone(arrived) =
+                context.emit(key, arrived)
+            {
                 self.put_back(arrived);
                 return;
             }

@@ -28,7 +28,7 @@
 //! # Examples
 //! ```
 //! use std::{os::{fd::OwnedFd, unix::net::UnixStream}, sync::Arc};
-//! use vigie_detect::{Registration, Server, stock::uring::{Operation, Uring}};
+//! use vigie_detect::{Registration, Server, detectors::uring::{Operation, Uring}};
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! let host = Server::spawn_thread()?;
@@ -71,7 +71,8 @@ use self::{
 use crate::{
     clock::Instant,
     detector::{
-        Armed, Cancel, Detector, DriverHandle, Interest, Key, Methods, Mode, PollContext, Submitted,
+        ArmOutcome, CancelOutcome, Detector, DriverHandle, Interest, Key, Methods, Mode,
+        PollContext, SubmitOutcome,
     },
 };
 
@@ -200,18 +201,23 @@ impl Detector for Uring {
         Ok(())
     }
 
-    fn submit(&mut self, key: Key, request: &mut Operation, mode: Mode) -> Submitted<Completion> {
+    fn submit(
+        &mut self,
+        key: Key,
+        request: &mut Operation,
+        mode: Mode,
+    ) -> SubmitOutcome<Completion> {
         let Some(mut action) = request.action.take() else {
-            return Submitted::Rejected(io::ErrorKind::InvalidInput.into());
+            return SubmitOutcome::Rejected(io::ErrorKind::InvalidInput.into());
         };
         if let Some(error) = self.refusal(key, &action, mode) {
             return match action.kind {
                 // The buffer is returned with the error. A stream cannot end at once.
                 OperationKind::Move(moved) if mode == Mode::Once => {
-                    Submitted::Ready(moved.into_completion(Some(error)))
+                    SubmitOutcome::Ready(moved.into_completion(Some(error)))
                 }
                 OperationKind::Move(_) | OperationKind::Receive { .. } => {
-                    Submitted::Rejected(error)
+                    SubmitOutcome::Rejected(error)
                 }
             };
         }
@@ -225,22 +231,22 @@ impl Detector for Uring {
         self.flow_count += 1;
         self.backlog.push_back(Job::Start(key));
         // Not entered here: the kernel cancels a thread's submissions when the thread exits.
-        Submitted::Queued
+        SubmitOutcome::Queued
     }
 
     fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         self.turn(context);
     }
 
-    fn arm(&mut self) -> io::Result<Armed> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         let now = self.driver.as_ref().map(DriverHandle::now);
         self.flush(now)?;
         // A later completion is an edge of the ring's descriptor.
-        Ok(if self.ring.has_completions() { Armed::Ready } else { Armed::Armed })
+        Ok(if self.ring.has_completions() { ArmOutcome::Ready } else { ArmOutcome::Armed })
     }
 
-    fn cancel(&mut self, key: Key, request: &mut Operation) -> Cancel {
-        let Some(flow) = self.flow(key) else { return Cancel::Released };
+    fn cancel(&mut self, key: Key, request: &mut Operation) -> CancelOutcome {
+        let Some(flow) = self.flow(key) else { return CancelOutcome::Released };
         request.leftover = mem::take(&mut flow.held);
         let cancelled = flow.cancel();
         self.lagging.retain(|&lagging| lagging != key);
@@ -251,11 +257,11 @@ impl Detector for Uring {
                 self.backlog.retain(|&job| job != Job::Start(key));
                 self.starved.retain(|&starved| starved != key);
                 self.forget(key);
-                Cancel::Released
+                CancelOutcome::Released
             }
             Cancelled::InFlight => {
                 self.backlog.push_back(Job::Cancel(key));
-                Cancel::InFlight
+                CancelOutcome::InFlight
             }
         }
     }

@@ -8,8 +8,8 @@ use std::{collections::VecDeque, fmt, io};
 
 use crate::{
     detector::{
-        Arming, Detector, DriverHandle, Emitted, Key, Methods, Mode, Notifier, PollContext,
-        Submitted,
+        Arming, Detector, DriverHandle, EmitOutcome, Key, Methods, Mode, Notifier, PollContext,
+        SubmitOutcome,
     },
     error::RegisterError,
     server::{Handle, Registration, Server, Wait},
@@ -50,7 +50,7 @@ impl Drop for NotifyOnDrop {
 ///
 /// # Examples
 /// ```
-/// # use vigie_detect::{Simulation, stock::channel::channel};
+/// # use vigie_detect::{Simulation, detectors::channel::channel};
 /// # let mut simulation = Simulation::new(7);
 /// let (sender, receiver) = channel(simulation.server(), 8)?;
 /// sender.try_send(42)?;
@@ -155,14 +155,14 @@ impl<T: Send + 'static> Detector for Receiver<T> {
         Ok(())
     }
 
-    fn submit(&mut self, key: Key, request: &mut (), mode: Mode) -> Submitted<Option<T>> {
+    fn submit(&mut self, key: Key, request: &mut (), mode: Mode) -> SubmitOutcome<Option<T>> {
         if mode == Mode::Stream {
             // There may be many values: the next poll delivers them.
-            return Submitted::Queued;
+            return SubmitOutcome::Queued;
         }
         match self.check(key, request) {
-            Some(value) => Submitted::Ready(value),
-            None => Submitted::Pending,
+            Some(value) => SubmitOutcome::Ready(value),
+            None => SubmitOutcome::Pending,
         }
     }
 
@@ -191,8 +191,8 @@ impl<T: Send + 'static> Detector for Receiver<T> {
                 continue;
             }
             match context.emit(key, value) {
-                Emitted::Kept | Emitted::Ended => {}
-                Emitted::Full(value) | Emitted::Gone(value) => {
+                EmitOutcome::Kept | EmitOutcome::Ended => {}
+                EmitOutcome::Full(value) | EmitOutcome::Gone(value) => {
                     if let Some(value) = value {
                         self.held.push_front(value);
                     }

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::{
     detector::{
-        Arming, Detector, DriverHandle, Key, Methods, Mode, Notifier, PollContext, Submitted,
+        Arming, Detector, DriverHandle, Key, Methods, Mode, Notifier, PollContext, SubmitOutcome,
     },
     error::RegisterError,
     server::{Handle, Registration, Server, Wait},
@@ -89,10 +89,10 @@ impl Detector for Doorbell {
         Ok(())
     }
 
-    fn submit(&mut self, key: Key, request: &mut (), _: Mode) -> Submitted<()> {
+    fn submit(&mut self, key: Key, request: &mut (), _: Mode) -> SubmitOutcome<()> {
         match self.check(key, request) {
-            Some(()) => Submitted::Ready(()),
-            None => Submitted::Pending,
+            Some(()) => SubmitOutcome::Ready(()),
+            None => SubmitOutcome::Pending,
         }
     }
 
@@ -115,7 +115,9 @@ impl Detector for Doorbell {
                 return;
             }
             let key = context.oldest().expect("invariant: no waiter left during the poll");
-            if let crate::Emitted::Full(()) | crate::Emitted::Gone(()) = context.emit(key, ()) {
+            if let crate::EmitOutcome::Full(()) | crate::EmitOutcome::Gone(()) =
+                context.emit(key, ())
+            {
                 // A stream that is not read leaves its rings here.
                 self.rings.fetch_add(1, Ordering::Release);
                 return;

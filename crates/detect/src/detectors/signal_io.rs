@@ -13,7 +13,7 @@
 //! use std::{io::Write, os::{fd::OwnedFd, unix::net::UnixStream}, sync::Arc};
 //! use vigie_detect::{
 //!     Ready, Server,
-//!     stock::{readiness::Direction, signal::SignalKind, signal_io::{SignalIoRequest, signal_io}},
+//!     detectors::{readiness::Direction, signal::SignalKind, signal_io::{SignalIoRequest, signal_io}},
 //! };
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
@@ -46,7 +46,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::signal::SignalKind;
 use crate::{
     builtin::{Direction, ready_of},
-    detector::{Arming, Detector, Key, Methods, Mode, Pending, PollContext, Ready, Submitted},
+    detector::{Arming, Detector, Key, Methods, Mode, Pending, PollContext, Ready, SubmitOutcome},
     error::RegisterError,
     server::{Handle, Registration, Server},
     sync::Arc,
@@ -137,20 +137,25 @@ impl Detector for SignalIo {
         Some(self.kind.as_raw())
     }
 
-    fn submit(&mut self, _: Key, awaited: &mut SignalIoRequest, mode: Mode) -> Submitted<Ready> {
+    fn submit(
+        &mut self,
+        _: Key,
+        awaited: &mut SignalIoRequest,
+        mode: Mode,
+    ) -> SubmitOutcome<Ready> {
         if mode == Mode::Stream {
             let error = "readiness by signal has single waits only";
-            return Submitted::Rejected(io::Error::new(io::ErrorKind::Unsupported, error));
+            return SubmitOutcome::Rejected(io::Error::new(io::ErrorKind::Unsupported, error));
         }
         if let Err(error) = self.announce(awaited.descriptor.as_fd()) {
-            return Submitted::Rejected(error);
+            return SubmitOutcome::Rejected(error);
         }
         // Checked after the signal is on: later events announce themselves.
         let mut fds = [PollFd::new(&*awaited.descriptor, wanted(awaited.direction))];
         match ask(&mut fds) {
-            Ok(()) if fds[0].revents().is_empty() => Submitted::Pending,
-            Ok(()) => Submitted::Ready(ready_of(fds[0].revents())),
-            Err(error) => Submitted::Rejected(error),
+            Ok(()) if fds[0].revents().is_empty() => SubmitOutcome::Pending,
+            Ok(()) => SubmitOutcome::Ready(ready_of(fds[0].revents())),
+            Err(error) => SubmitOutcome::Rejected(error),
         }
     }
 

@@ -10,9 +10,9 @@ use std::{
 use super::*;
 use crate::{
     Detected, Driver, Flavor,
+    detectors::doorbell::doorbell,
     net::{TcpListener, UdpSocket, UnixDatagram},
     server::cores,
-    stock::doorbell::doorbell,
     sync::{AtomicUsize, Ordering, lock_count},
 };
 

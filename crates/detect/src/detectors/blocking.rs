@@ -10,7 +10,7 @@
 //! # Examples
 //! ```
 //! use std::{io::Read, os::unix::net::UnixStream};
-//! use vigie_detect::{Server, stock::blocking::blocking};
+//! use vigie_detect::{Server, detectors::blocking::blocking};
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! let host = Server::spawn_thread()?;
@@ -25,7 +25,9 @@
 use std::{collections::VecDeque, fmt, io};
 
 use crate::{
-    detector::{Arming, Blocker, Detector, Emitted, Key, Methods, Mode, PollContext, Submitted},
+    detector::{
+        Arming, Blocker, Detector, EmitOutcome, Key, Methods, Mode, PollContext, SubmitOutcome,
+    },
     error::RegisterError,
     server::{Handle, Registration, Server, Wait},
     sync::{Arc, PoisonError, RealGuard, RealMutex},
@@ -138,8 +140,8 @@ impl<T: Send + 'static> Detector for Blocking<T> {
         self.blocker.take()
     }
 
-    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> Submitted<io::Result<T>> {
-        self.returned.lock().pop_front().map_or(Submitted::Pending, Submitted::Ready)
+    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> SubmitOutcome<io::Result<T>> {
+        self.returned.lock().pop_front().map_or(SubmitOutcome::Pending, SubmitOutcome::Ready)
     }
 
     fn poll(&mut self, context: &mut PollContext<'_, Self>) {
@@ -149,7 +151,7 @@ impl<T: Send + 'static> Detector for Blocking<T> {
                 return;
             }
             let Some(value) = self.returned.lock().pop_front() else { return };
-            if let Emitted::Full(value) | Emitted::Gone(value) = context.emit(key, value) {
+            if let EmitOutcome::Full(value) | EmitOutcome::Gone(value) = context.emit(key, value) {
                 self.returned.lock().push_front(value);
                 return;
             }
