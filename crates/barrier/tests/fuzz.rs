@@ -44,7 +44,7 @@ fn packets_are_refused_or_understood() {
             }
         }
     });
-    for kind in ["Signal", "Nack", "Alive", "View", "Decided"] {
+    for kind in ["Signal", "Nack", "AliveReply", "View", "Decided"] {
         assert!(outcomes.contains(kind), "{outcomes:?}");
     }
     assert!(outcomes.len() >= 9, "{outcomes:?}");

@@ -162,7 +162,7 @@ fn the_kernel_does_what_stages_do() {
             let is_tcx = seed.is_multiple_of(3);
             let place = if is_tcx { AttachMode::Tcx } else { AttachMode::Generic };
             compare_in_kernel(seed, place, interfaces, &mut seen[usize::from(is_tcx)]);
-            if end.map_or(seed >= first + 90, |end| Instant::now() >= end) {
+            if end.map_or(seed >= first + 180, |end| Instant::now() >= end) {
                 break;
             }
         }
