@@ -144,8 +144,8 @@ fn ask(stream: &mut TcpStream, path: &str) -> String {
     answer(stream)
 }
 
-/// Goal: a service with 256 descriptors survives 20 000 connections at once, and 2 000 more: those that it had accepted go on, it neither dies nor
-/// spins, and after the burst it accepts again. Method: the connections are begun and held; meanwhile the early ones ask, and the
+/// Goal: a service with 256 descriptors survives 20 000 connections at once: those that it had accepted go on, it neither dies nor
+/// spins, and after the burst it accepts again. Method: 20 000 connections are begun and held, twice; meanwhile the early ones ask, and the
 /// service's processor time is counted while no client asks: at most half of what a loop without pause would use.
 #[test]
 fn more_connections_than_descriptors() {
@@ -161,7 +161,7 @@ fn more_connections_than_descriptors() {
         }
     };
     ask_early();
-    for count in [count, count / 10] {
+    for _ in 0..2 {
         let burst: Vec<OwnedFd> = (0..count).map(|_| begin_to_connect(service.address)).collect();
         (0..20).for_each(|_| ask_early());
         let before = service.ticks();

@@ -20,7 +20,7 @@ const ROUTER_V6: &str = "fd01::1";
 const SERVER_V6: &str = "fd02::2";
 /// Nobody leads there.
 const NOWHERE: &str = "10.9.0.1";
-/// Addresses of the server's link that nobody has.
+/// Unused addresses of the server's link.
 const SILENT: &str = "10.2.0.77";
 const SILENT_V6: &str = "fd02::77";
 /// Nobody listens at it, nor at those that follow: they are below the ports that kernels choose (33434, where `traceroute` begins, is

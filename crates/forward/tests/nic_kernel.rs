@@ -183,7 +183,7 @@ fn three_rights_suffice() {
         match role(TEST).as_deref() {
             Some("three") => {
                 let mut seen = Seen::default();
-                for seed in (2 << 32)..(2 << 32) + 20 {
+                for seed in (2 << 32)..(2 << 32) + 40 {
                     compare_in_kernel(seed, AttachMode::Generic, interfaces_of_child(), &mut seen);
                     compare_in_kernel(seed, AttachMode::Tcx, interfaces_of_child(), &mut seen);
                 }

@@ -141,7 +141,7 @@ fn the_first_check_comes_before_the_first_client() {
 }
 
 /// Goal: targets by name are served from the first client on, and a name without an address is passed over, said, and known to have no
-/// target; each target is checked once before. Method: a name of the world's and one of nobody's, before and behind, and a port that is
+/// target; each target is checked once before. Method: a name of the world's and one that does not exist, before and behind, and a port that is
 /// closed; a client that connects at once.
 #[test]
 fn names_are_resolved_before_the_first_client() {
