@@ -426,18 +426,25 @@ fn the_forwarding_model_is_shown_and_drawn() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("--model"));
 }
 
-#[test]
-fn messages_pass_live_over_providers() {
+fn messages_pass_live(carrier: &str) {
     // Goal: figures 4 to 6 are measured whole over UDP and shared memory, links as fast as they are, also in a program that is
     // not optimized. Method: few messages a run; each cell has its ways, and each of them its time.
-    for carrier in ["udp", "shm"] {
-        let arguments = ["forward", "--over", carrier, "--rate", "0", "--messages", "5"];
-        let report = measure(&format!("forward-{carrier}"), &arguments);
-        let rows = report["rows"].as_array().expect("rows are a list");
-        // The parameters; 8 sizes with four ways; 19 cells with three.
-        assert_eq!(rows.len(), 1 + 8 * 4 + 19 * 3, "{carrier}");
-        for row in &rows[1..] {
-            assert!(row["figures"]["us"].as_f64().expect("a number") > 0.0, "{row}");
-        }
+    let arguments = ["forward", "--over", carrier, "--rate", "0", "--messages", "5"];
+    let report = measure(&format!("forward-{carrier}"), &arguments);
+    let rows = report["rows"].as_array().expect("rows are a list");
+    // The parameters; 8 sizes with four ways; 19 cells with three.
+    assert_eq!(rows.len(), 1 + 8 * 4 + 19 * 3);
+    for row in &rows[1..] {
+        assert!(row["figures"]["us"].as_f64().expect("a number") > 0.0, "{row}");
     }
+}
+
+#[test]
+fn messages_pass_live_over_udp() {
+    messages_pass_live("udp");
+}
+
+#[test]
+fn messages_pass_live_over_shared_memory() {
+    messages_pass_live("shm");
 }

@@ -113,29 +113,36 @@ fn has_died(death: &str, ends: Vec<ExitStatus>) -> bool {
 /// that rank: requests that wait for it end in an error that names it, no rank hangs, the others'
 /// messages continue, and nothing is left behind. Method: three processes exchange messages of every
 /// kind; one kills itself before or after its k-th transmission, for each k until it ends regularly.
-#[test]
-fn a_rank_may_die_at_any_transmission() {
+fn dies_at_any_transmission(when: &str) {
     let before = leavings();
-    for when in ["before", "after"] {
-        let mut death_count = 0;
-        for k in 1..=DEATHS_MAX {
-            let death = format!("{when} {k}");
-            let (addresses, ends) = run(AT_ONCE, &death);
-            let sockets = fs::read_to_string("/proc/net/unix").expect("proc");
-            for address in addresses {
-                // The name of the socket is in the address, behind five bytes.
-                let name = &address[10..42];
-                assert!(!sockets.contains(name), "{death}: the socket {name} is left");
-            }
-            if !has_died(&death, ends) {
-                break;
-            }
-            death_count += 1;
+    let mut death_count = 0;
+    for k in 1..=DEATHS_MAX {
+        let death = format!("{when} {k}");
+        let (addresses, ends) = run(AT_ONCE, &death);
+        let sockets = fs::read_to_string("/proc/net/unix").expect("proc");
+        for address in addresses {
+            // The name of the socket is in the address, behind five bytes.
+            let name = &address[10..42];
+            assert!(!sockets.contains(name), "{death}: the socket {name} is left");
         }
-        println!("{death_count} deaths, each {when} a transmission");
-        assert!((40..DEATHS_MAX).contains(&death_count), "{death_count} transmissions");
+        if !has_died(&death, ends) {
+            break;
+        }
+        death_count += 1;
     }
+    println!("{death_count} deaths, each {when} a transmission");
+    assert!((40..DEATHS_MAX).contains(&death_count), "{death_count} transmissions");
     assert_eq!(leavings(), before);
+}
+
+#[test]
+fn a_rank_may_die_before_any_transmission() {
+    dies_at_any_transmission("before");
+}
+
+#[test]
+fn a_rank_may_die_after_any_transmission() {
+    dies_at_any_transmission("after");
 }
 
 /// Goal: `kill -9` of a rank while it and the others connect is told to the survivors: what they want of it ends in an error that

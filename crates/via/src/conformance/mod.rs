@@ -108,6 +108,7 @@ pub struct Profile {
     transfer_max: u64,
     loses: bool,
     seeds: Range<u64>,
+    level: Option<Reliability>,
 }
 
 impl Profile {
@@ -122,6 +123,7 @@ impl Profile {
             transfer_max: 16 << 20,
             loses: false,
             seeds: 0..4,
+            level: None,
         }
     }
 
@@ -161,6 +163,13 @@ impl Profile {
     /// Sets the seeds of the walks. Default 0 to 3.
     pub const fn seeds(mut self, seeds: Range<u64>) -> Self {
         self.seeds = seeds;
+        self
+    }
+
+    /// Restricts the suite to one level of reliability, so that the levels can be checked by tests that run beside each other.
+    /// Default all.
+    pub const fn level(mut self, level: Reliability) -> Self {
+        self.level = Some(level);
         self
     }
 }
@@ -208,7 +217,11 @@ pub fn check<F: Fixture>(
         {
             let at = Location { case, level };
             let mut fixture = factory().map_err(|error| Violation::Setup { error, at })?;
-            if level == Reliability::Unreliable && fixture.profile().loses {
+            let profile = fixture.profile();
+            if profile.level.is_some_and(|only| only != level) {
+                continue;
+            }
+            if level == Reliability::Unreliable && profile.loses {
                 report.skipped.push((case, "unreliable VIs lose data here"));
                 continue;
             }

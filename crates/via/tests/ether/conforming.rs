@@ -7,6 +7,7 @@ use vigie_via::{
     conformance::{Fixture, Profile, SetupError, check},
     ether::Ether,
     link::BackEnd,
+    vi::Reliability,
 };
 
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
 struct Ends<'a> {
     far: &'a Far,
     settings: Settings,
+    level: Reliability,
     count: usize,
 }
 
@@ -40,33 +42,64 @@ impl Fixture for Ends<'_> {
     }
 
     fn profile(&self) -> Profile {
-        Profile::new().calm(Duration::from_millis(5))
+        Profile::new().calm(Duration::from_millis(5)).level(self.level)
     }
 }
 
-fn conforms(far: &Far, settings: Settings) {
-    let report = match check(&mut || Ok(Ends { far, settings, count: 0 })) {
-        Ok(report) => report,
+fn conforms(test: &str, settings: Settings, level: Reliability) {
+    with_veth(test, |far| match check(&mut || Ok(Ends { far, settings, level, count: 0 })) {
+        Ok(report) => {
+            assert!(report.cases.len() > 20, "{report}");
+            // Transfers above 2 GiB; of unreliable VIs also reads (two cases), and the errors that do not break those.
+            let skipped = if level == Reliability::Unreliable { 4 } else { 1 };
+            assert_eq!(report.skipped.len(), skipped, "{:?}", report.skipped);
+        }
         Err(violation) => panic!("{violation}"),
-    };
-    assert!(report.cases.len() > 60, "{report}");
-    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and the errors that do not break those.
-    assert_eq!(report.skipped.len(), 6, "{:?}", report.skipped);
-}
-
-/// Goal: consumers can rely on the contract with every provider. Method: the conformance suite at all
-/// levels of reliability, between NICs at both ends of a veth pair, of which two share an interface.
-#[test]
-fn the_contract_is_kept() {
-    with_veth("conforming::the_contract_is_kept", |far| conforms(far, Settings::default()));
-}
-
-/// Goal: the same without rings, and with a tag on each packet. Method: the same.
-#[test]
-fn the_contract_is_kept_without_rings() {
-    with_veth("conforming::the_contract_is_kept_without_rings", |far| {
-        let mut settings = Settings { back_end: BackEnd::PacketCalls, ..Settings::default() };
-        settings.config = settings.config.is_tagged(true);
-        conforms(far, settings);
     });
 }
+
+/// A test for each level of reliability: they are the longest of this program, and run beside each other.
+macro_rules! contract {
+    ($module:ident, $settings:expr) => {
+        mod $module {
+            use super::*;
+
+            #[test]
+            fn unreliable() {
+                conforms(
+                    concat!("conforming::", stringify!($module), "::unreliable"),
+                    $settings,
+                    Reliability::Unreliable,
+                );
+            }
+
+            #[test]
+            fn reliable_delivery() {
+                conforms(
+                    concat!("conforming::", stringify!($module), "::reliable_delivery"),
+                    $settings,
+                    Reliability::ReliableDelivery,
+                );
+            }
+
+            #[test]
+            fn reliable_reception() {
+                conforms(
+                    concat!("conforming::", stringify!($module), "::reliable_reception"),
+                    $settings,
+                    Reliability::ReliableReception,
+                );
+            }
+        }
+    };
+}
+
+// Goal: consumers can rely on the contract with every provider. Method: the conformance suite at each level of reliability,
+// between NICs at both ends of a veth pair, of which two share an interface.
+contract!(with_rings, Settings::default());
+
+// Goal: the same without rings, and with a tag on each packet. Method: the same.
+contract!(without_rings, {
+    let settings = Settings { back_end: BackEnd::PacketCalls, ..Settings::default() };
+    Settings { config: settings.config.is_tagged(true), ..settings }
+});
