@@ -119,7 +119,7 @@ async fn pair(servers: [&Server; 2], network: &SimNetwork, receives: usize) -> [
 /// found, counted from the send.
 fn found_after(seed: u64) -> (Vec<[Duration; 3]>, u64) {
     let mut simulation = Simulation::new(seed);
-    let network = SimNetwork::in_simulation(&mut simulation, PLAN);
+    let network = SimNetwork::over(simulation.network(), PLAN);
     let server = simulation.server().clone();
     let mut chance = fastrand::Rng::with_seed(seed);
     let found = simulation.block_on(async {
@@ -183,7 +183,7 @@ fn seen_after(
     act: impl Fn(&SimNetwork, &[End; 2]),
 ) -> (Seen, Duration) {
     let mut simulation = Simulation::new(3);
-    let network = SimNetwork::in_simulation(&mut simulation, PLAN);
+    let network = SimNetwork::over(simulation.network(), PLAN);
     let server = simulation.server().clone();
     let wait = async |time| server.timers().wait(Instant::now() + time).await.expect("a server");
     let found = simulation.block_on(async {
