@@ -217,6 +217,13 @@ impl SimNetwork {
     }
 }
 
+/// The time of a network, for what is given a clock.
+impl Clock for SimNetwork {
+    fn now(&self) -> Instant {
+        Self::now(self)
+    }
+}
+
 /// Locks a world. A panic of another thread leaves it as it is.
 fn lock(world: &Mutex<NetworkState>) -> Locked<'_> {
     let world = world.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,13 +258,6 @@ impl Deref for Locked<'_> {
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut NetworkState {
         &mut self.world
-    }
-}
-
-/// The time of a network, for what is given a clock.
-impl Clock for SimNetwork {
-    fn now(&self) -> Instant {
-        Self::now(self)
     }
 }
 
