@@ -92,6 +92,8 @@ pub use engine::{
     WatchedDescriptor,
 };
 pub use error::{RegisterError, WaitError};
+#[doc(hidden)]
+pub use network::CallId;
 pub use network::{
     DropReason, Link, NodeChange, NodeId, SimulatedNetwork, TaskEnd, TraceDetail, TraceEvent,
     TraceEventKind, TraceLog, TracedPacket, TracedTask,

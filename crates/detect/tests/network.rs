@@ -1,7 +1,15 @@
 //! Sockets of the simulated network: what the kernel promises of real ones, in virtual time.
 
 use std::{
-    cell::RefCell, future::Future, io, net::SocketAddr, panic, pin::pin, rc::Rc, task::Poll,
+    cell::RefCell,
+    future::Future,
+    io,
+    net::SocketAddr,
+    panic,
+    pin::pin,
+    rc::Rc,
+    sync::{Arc, Mutex},
+    task::Poll,
     time::Duration,
 };
 
@@ -611,4 +619,79 @@ fn impossible_links_are_refused() {
         let _ = (set(0.0), set(1.0));
     }
     panic::catch_unwind(|| Link::new().bandwidth(0)).expect_err("nothing would pass");
+}
+
+/// Plans calls, of which one plans another and one is cancelled. Returns the numbers and times of those that are made.
+fn planned(network: &SimulatedNetwork) -> Arc<Mutex<Vec<(u32, Instant)>>> {
+    let made = Arc::new(Mutex::new(Vec::new()));
+    let note = |number: u32| {
+        let (network, made) = (network.clone(), Arc::clone(&made));
+        move || made.lock().expect("no panic").push((number, network.now()))
+    };
+    let at = |time: u64| Instant::from_nanos(0) + millis(time);
+    let first = network.call_at(at(1), 0, note(0));
+    network.call_at(at(9), 0, note(5));
+    network.call_at(at(3), 0, note(2));
+    network.call_at(at(3), 0, note(3));
+    let (inner, nested, late) = (network.clone(), note(1), note(4));
+    network.call_at(at(2), 0, move || {
+        // Its place is free by now, and may be the next one's.
+        inner.cancel_call(first);
+        inner.call_at(at(0), 0, nested);
+        inner.call_at(at(3), 0, late);
+        inner.cancel_call(first);
+    });
+    let cancelled = network.call_at(at(20), 0, note(99));
+    network.cancel_call(cancelled);
+    made
+}
+
+/// Goal: what devices plan happens at its time, in the order in which it was planned, and not if it was cancelled; a network
+/// without a host is driven by hand, and one in a simulation by it. Method: the same calls, driven by steps, in one piece, and
+/// by a simulation whose task waits for a timer behind them.
+#[test]
+fn planned_calls_happen_in_order() {
+    let expected: Vec<_> = [(0, 1), (1, 2), (2, 3), (3, 3), (4, 3), (5, 9)]
+        .map(|(number, time)| (number, Instant::from_nanos(0) + millis(time)))
+        .to_vec();
+    let network = SimulatedNetwork::new(1);
+    let made = planned(&network);
+    for (index, (number, time)) in expected.iter().enumerate() {
+        assert!(network.next_event().is_some_and(|next| next <= *time), "{number}");
+        // One more step, for the call that plans.
+        while made.lock().expect("no panic").len() == index {
+            assert!(network.step());
+        }
+        assert_eq!(network.now(), *time, "{number}");
+    }
+    assert_eq!((network.next_event(), network.step()), (None, false), "one was cancelled");
+    assert_eq!(*made.lock().expect("no panic"), expected);
+
+    let network = SimulatedNetwork::new(1);
+    let made = planned(&network);
+    assert!(network.advance_to(Instant::from_nanos(0) + millis(3)));
+    assert_eq!(*made.lock().expect("no panic"), expected[..5]);
+    assert!(!network.advance_to(Instant::from_nanos(0) + millis(8)));
+    assert_eq!(network.now(), Instant::from_nanos(0) + millis(8));
+    assert!(network.advance_to(Instant::MAX));
+    assert_eq!(*made.lock().expect("no panic"), expected);
+
+    let mut simulation = Simulation::new(1);
+    let made = planned(simulation.network());
+    simulation.run(millis(30));
+    assert_eq!(*made.lock().expect("no panic"), expected);
+}
+
+/// Goal: the hash of a network's events tells what devices did and when. Method: calls that differ in one of both.
+#[test]
+fn planned_calls_are_in_the_trace() {
+    let trace = |at, digest| {
+        let network = SimulatedNetwork::new(1);
+        network.call_at(Instant::from_nanos(at), digest, || {});
+        assert!(network.step());
+        network.trace_hash()
+    };
+    let all = [trace(5, 7), trace(5, 8), trace(6, 7)];
+    assert_eq!(all[0], trace(5, 7));
+    assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2], "{all:?}");
 }

@@ -119,7 +119,7 @@ async fn receive(mut sink: AsyncSink<SimNic>) -> Result<Vec<(u32, Vec<u8>)>, Mes
 fn run(seed: u64, path: Path) -> Run {
     let mut simulation = Simulation::new(seed);
     let plan = FaultPlan::lossy(0.02).jitter(Duration::from_micros(5));
-    let network = SimNetwork::in_simulation(&mut simulation, plan);
+    let network = SimNetwork::over(simulation.network(), plan);
     let server = simulation.server().clone();
     let clock = simulation.clock();
 

@@ -2,12 +2,13 @@
 //! with real clocks.
 
 use std::{
+    net::SocketAddr,
     sync::mpsc::{RecvTimeoutError, channel},
     thread,
     time::Duration,
 };
 
-use vigie_detect::{Instant, Server, Simulation};
+use vigie_detect::{Instant, Link, Server, Simulation, net::UdpSocket};
 use vigie_via::{
     Nic,
     sim::{FaultPlan, NicId, SimNetwork, SimNic},
@@ -119,7 +120,7 @@ async fn pair(servers: [&Server; 2], network: &SimNetwork, receives: usize) -> [
 /// found, counted from the send.
 fn found_after(seed: u64) -> (Vec<[Duration; 3]>, u64) {
     let mut simulation = Simulation::new(seed);
-    let network = SimNetwork::in_simulation(&mut simulation, PLAN);
+    let network = SimNetwork::over(simulation.network(), PLAN);
     let server = simulation.server().clone();
     let mut chance = fastrand::Rng::with_seed(seed);
     let found = simulation.block_on(async {
@@ -168,6 +169,42 @@ fn what_comes_is_found_when_it_comes() {
     assert_eq!(traces.len(), 8);
 }
 
+/// Goal: what NICs and what sockets send is in one queue, in one order of time. Method: a datagram to a socket of the simulation, and a send
+/// to a NIC that is faster or slower, at the same instant; which arrives first, and when.
+#[test]
+fn nics_and_sockets_share_a_queue() {
+    let datagram_takes = Duration::from_micros(10);
+    for latency in [Duration::from_micros(4), Duration::from_micros(40)] {
+        let mut simulation = Simulation::new(1);
+        let main = simulation.network().node("main").expect("the first node");
+        let link = Link::new().delay(datagram_takes).jitter(Duration::ZERO);
+        simulation.network().link(main, main, link);
+        let network = SimNetwork::over(simulation.network(), PLAN.latency(latency));
+        let server = simulation.server().clone();
+        let found = simulation.block_on(async {
+            let [one, other] = pair([&server; 2], &network, 1).await;
+            let [from, to] = [7000, 7001].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+            let sender = UdpSocket::bind(from).await.expect("a free port");
+            let receiver = UdpSocket::bind(to).await.expect("a free port");
+            let begun = Instant::now();
+            assert_eq!(sender.send_to(b"beside", to).await.expect("sent"), 6);
+            one.send();
+            let by_nic = async {
+                other.completed(Queue::Receive).await;
+                Instant::now() - begun
+            };
+            let by_socket = async {
+                receiver.recv_from(&mut [0; 8]).await.expect("it arrives");
+                Instant::now() - begun
+            };
+            tokio::join!(by_nic, by_socket)
+        });
+        let header = TRAVEL - LATENCY;
+        assert_eq!(found.expect("no deadlock"), (latency + header, datagram_takes));
+        assert_eq!(network.trace_hash(), simulation.network().trace_hash());
+    }
+}
+
 /// What an end has found.
 #[derive(Debug, PartialEq)]
 enum Seen {
@@ -183,7 +220,7 @@ fn seen_after(
     act: impl Fn(&SimNetwork, &[End; 2]),
 ) -> (Seen, Duration) {
     let mut simulation = Simulation::new(3);
-    let network = SimNetwork::in_simulation(&mut simulation, PLAN);
+    let network = SimNetwork::over(simulation.network(), PLAN);
     let server = simulation.server().clone();
     let wait = async |time| server.timers().wait(Instant::now() + time).await.expect("a server");
     let found = simulation.block_on(async {

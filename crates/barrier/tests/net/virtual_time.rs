@@ -60,7 +60,7 @@ struct Stage {
 impl Stage {
     fn new(seed: u64, size: u32, plan: FaultPlan, config: EngineConfig) -> Self {
         let mut simulation = Simulation::new(seed);
-        let network = SimNetwork::in_simulation(&mut simulation, FaultPlan::reliable());
+        let network = SimNetwork::over(simulation.network(), FaultPlan::reliable());
         let server = simulation.server().clone();
         let ends = simulation.block_on(ranks(&server, &network, size, config));
         network.set_plan(plan);

@@ -18,17 +18,37 @@ pub(super) enum Happening {
     /// Nothing has received the datagram of this socket.
     Unreachable(u64),
     Timer(u64),
+    /// Of no node.
+    Call(PlannedCall),
+}
+
+/// A call that a device has planned which is no socket.
+pub(super) struct PlannedCall {
+    number: u64,
+    digest: u64,
+    /// `None` once it is cancelled.
+    act: Option<Act>,
+}
+
+pub(super) type Act = Box<dyn FnOnce() + Send>;
+
+/// A planned call, by which it can be cancelled.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallId {
+    number: u64,
+    index: usize,
 }
 
 impl Happening {
-    /// Describes a packet; timers are none.
+    /// Describes a packet; timers and calls are none.
     pub(super) fn info(&self) -> Option<TracedPacket> {
         let (kind, from, to, size_bytes) = match self {
             Self::Segment(segment) => {
                 (segment.kind.name(), segment.from, segment.to, segment.bytes.len())
             }
             Self::Datagram(packet) => ("UDP", packet.from, packet.to, packet.bytes.len()),
-            Self::Unreachable(_) | Self::Timer(_) => return None,
+            Self::Unreachable(_) | Self::Timer(_) | Self::Call(_) => return None,
         };
         Some(TracedPacket { kind, from, to, size_bytes })
     }
@@ -45,6 +65,17 @@ impl SegmentKind {
             Self::Probe => "probe",
             Self::Reset => "reset",
         }
+    }
+}
+
+impl PlannedCall {
+    pub(super) const fn is_cancelled(&self) -> bool {
+        self.act.is_none()
+    }
+
+    /// Returns what the trace notes of it, and what is to be called.
+    pub(super) fn into_parts(self) -> (u64, Option<Act>) {
+        (self.digest, self.act)
     }
 }
 
@@ -75,6 +106,22 @@ impl EventQueue {
     pub(super) fn push(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
         let index = self.events.insert((node, happening));
         self.order.push(Reverse(EventPlace { at, number, index }));
+    }
+
+    /// Plans a call. `digest` is what the trace notes of it.
+    pub(super) fn push_call(&mut self, at: Instant, number: u64, digest: u64, act: Act) -> CallId {
+        let call = PlannedCall { number, digest, act: Some(act) };
+        let index = self.events.insert((NodeId::FIRST, Happening::Call(call)));
+        self.order.push(Reverse(EventPlace { at, number, index }));
+        CallId { number, index }
+    }
+
+    /// Cancels a call, unless it was made: its place may be another event's by now.
+    pub(super) fn cancel(&mut self, id: CallId) -> Option<Act> {
+        match self.events.get_mut(id.index) {
+            Some((_, Happening::Call(call))) if call.number == id.number => call.act.take(),
+            _ => None,
+        }
     }
 
     pub(super) fn first(&self) -> Option<(Instant, &Happening)> {

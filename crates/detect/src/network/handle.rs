@@ -6,7 +6,13 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, RawFd},
 };
 
-use super::{link::Link, node_id::NodeId, state::NetworkState, trace::TraceLog};
+use super::{
+    event::CallId,
+    link::Link,
+    node_id::NodeId,
+    state::{NetworkState, NetworkStep},
+    trace::TraceLog,
+};
 use crate::{
     clock::Instant,
     detector::{HandleAddress, PollerEvent, Watch},
@@ -23,6 +29,8 @@ pub struct SimulatedNetwork {
     log: TraceLog,
     /// For those who want random bytes: the links' draws do not depend on them.
     random: Arc<RealMutex<fastrand::Rng>>,
+    /// Held by the thread that drives a network without a host: calls are made one after the other.
+    turn: Arc<RealMutex<()>>,
 }
 
 impl SimulatedNetwork {
@@ -34,7 +42,8 @@ impl SimulatedNetwork {
         let log = TraceLog::new();
         let state = Arc::new(RealMutex::new(NetworkState::new(random, log.clone())));
         let random = fastrand::Rng::with_seed(seed ^ 0x0062_7974_6573_0000);
-        Self { state, log, random: Arc::new(RealMutex::new(random)) }
+        let random = Arc::new(RealMutex::new(random));
+        Self { state, log, random, turn: Arc::new(RealMutex::new(())) }
     }
 
     /// Fills `bytes` with random ones of the seed.
@@ -131,9 +140,43 @@ impl SimulatedNetwork {
         &self.log
     }
 
-    /// Returns when the next packet arrives or timer expires.
-    pub(crate) fn next_event(&self) -> Option<Instant> {
+    // -------------------------------------------------------------- time
+
+    /// Returns the time of the latest event, or up to which the network was advanced.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.state().now
+    }
+
+    /// Returns when the next event happens: a packet arrives, a timer expires, or a device does something. `None` if nothing is under way.
+    #[must_use]
+    pub fn next_event(&self) -> Option<Instant> {
         self.state().next_event()
+    }
+
+    /// Carries out the next event, and advances time to it. Returns `false` if there is none. For networks without a host: a
+    /// host in virtual time advances its own one.
+    #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
+    pub fn step(&self) -> bool {
+        let _turn = self.turn();
+        let step = self.state().step(Instant::MAX);
+        let has_happened = !matches!(step, NetworkStep::Nothing);
+        if let NetworkStep::Call(act) = step {
+            act();
+        }
+        has_happened
+    }
+
+    /// Carries out what happens up to `instant`, and advances time to it unless that has passed. Returns whether anything
+    /// happened. As [`step`](Self::step), it is for networks without a host.
+    #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
+    pub fn advance_to(&self, instant: Instant) -> bool {
+        let _turn = self.turn();
+        self.carry_out(instant).1
+    }
+
+    fn turn(&self) -> RealGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Carries out what happens up to `now`, and tells of each node whether it has readiness that no look has taken.
@@ -142,15 +185,58 @@ impl SimulatedNetwork {
         now: Instant,
         have_announced: impl Iterator<Item = &'a mut bool>,
     ) {
-        let mut state = self.state();
-        state.advance(now);
+        let (state, _) = self.carry_out(now);
         for (node, has_announced) in state.nodes.iter().zip(have_announced) {
             *has_announced = !node.announced.is_empty();
         }
     }
 
-    /// Returns a hash of every packet that has arrived, and when.
-    pub(crate) fn trace(&self) -> u64 {
+    fn carry_out(&self, until: Instant) -> (RealGuard<'_, NetworkState>, bool) {
+        let (mut state, mut has_happened) = (self.state(), false);
+        loop {
+            match state.step(until) {
+                NetworkStep::Nothing => {
+                    state.now = state.now.max(until);
+                    return (state, has_happened);
+                }
+                NetworkStep::Done => {}
+                NetworkStep::Call(act) => {
+                    drop(state);
+                    act();
+                    state = self.state();
+                }
+            }
+            has_happened = true;
+        }
+    }
+
+    // -------------------------------------------------------------- devices that are no sockets
+
+    /// Plans a call at `at`, or now if that has passed, behind what was planned for that time before. It may plan further
+    /// ones. `digest` is what the trace notes of it.
+    #[doc(hidden)]
+    pub fn call_at(&self, at: Instant, digest: u64, act: impl FnOnce() + Send + 'static) -> CallId {
+        self.state().plan_call(at, digest, Box::new(act))
+    }
+
+    /// Cancels a call, unless it was made.
+    #[doc(hidden)]
+    pub fn cancel_call(&self, id: CallId) {
+        let act = self.state().cancel(id);
+        // What it holds may call the network when dropped.
+        drop(act);
+    }
+
+    /// Returns a generator of its own for the faults of a device; its seed is drawn.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn fork_random(&self) -> fastrand::Rng {
+        self.state().fork_random()
+    }
+
+    /// Returns a hash of every packet that has arrived, and when: equal for equal runs.
+    #[must_use]
+    pub fn trace_hash(&self) -> u64 {
         self.state().trace
     }
 }

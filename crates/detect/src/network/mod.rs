@@ -21,8 +21,8 @@ mod trace;
 mod udp;
 mod unix;
 
-pub(crate) use self::{handle::NetworkNode, socket::NetworkSocket};
 pub use self::{
+    event::CallId,
     handle::SimulatedNetwork,
     link::Link,
     node_id::NodeId,
@@ -31,6 +31,7 @@ pub use self::{
         TracedPacket, TracedTask,
     },
 };
+pub(crate) use self::{handle::NetworkNode, socket::NetworkSocket};
 
 /// Draws a number below `count`, which is not zero: the same one on machines with other words, where `Rng::usize` draws less.
 ///

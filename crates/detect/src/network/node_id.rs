@@ -5,6 +5,8 @@
 pub struct NodeId(u32);
 
 impl NodeId {
+    pub(super) const FIRST: Self = Self(0);
+
     pub(super) fn of_index(index: usize) -> Option<Self> {
         u32::try_from(index).ok().map(Self)
     }

@@ -9,7 +9,7 @@ use std::{
 use rustix::io::Errno;
 
 use super::{
-    event::{EventQueue, Happening, NetworkEvent},
+    event::{Act, CallId, EventQueue, Happening, NetworkEvent},
     link::Link,
     names::is_name,
     node_id::NodeId,
@@ -62,6 +62,15 @@ enum PacketFate {
     /// It is under way, with this number.
     Sent(u64),
     Dropped(DropReason),
+}
+
+/// What a step of the network has done.
+pub(super) enum NetworkStep {
+    /// No event is due.
+    Nothing,
+    Done,
+    /// To be called once the state is unlocked: it may plan more.
+    Call(Act),
 }
 
 /// The first of the ports that are given to sockets without one [RFC 6335, §6].
@@ -474,12 +483,16 @@ impl NetworkState {
 
     pub(super) fn next_event(&mut self) -> Option<Instant> {
         while let Some((at, first)) = self.events.first() {
-            // The clock does not stop for a timer that was set anew.
+            // The clock does not stop for a timer that was set anew, nor for a call that was cancelled.
             if let &Happening::Timer(id) = first
                 && !self.is_due(id, at)
             {
                 self.events.pop();
                 self.retime(id, at);
+                continue;
+            }
+            if matches!(first, Happening::Call(call) if call.is_cancelled()) {
+                self.events.pop();
                 continue;
             }
             return Some(at);
@@ -511,17 +524,38 @@ impl NetworkState {
         }
     }
 
-    pub(super) fn advance(&mut self, now: Instant) {
-        let is_due = |state: &Self| state.events.first().is_some_and(|(at, _)| at <= now);
-        while is_due(self)
-            && let Some(at) = self.next_event()
-            && at <= now
-        {
-            self.now = self.now.max(at);
-            let Some(event) = self.events.pop() else { break };
-            self.happen(event);
+    /// Carries out the next event, if it is due at `now`.
+    pub(super) fn step(&mut self, now: Instant) -> NetworkStep {
+        let is_due = self.events.first().is_some_and(|(at, _)| at <= now);
+        let due = if is_due { self.next_event().filter(|at| *at <= now) } else { None };
+        let Some(event) = due.and_then(|_| self.events.pop()) else { return NetworkStep::Nothing };
+        let at = event.at;
+        self.now = self.now.max(at);
+        match event.happening {
+            Happening::Call(call) => {
+                let (digest, act) = call.into_parts();
+                self.note(at.as_nanos());
+                self.note(digest);
+                act.map_or(NetworkStep::Done, NetworkStep::Call)
+            }
+            happening => {
+                self.happen(NetworkEvent { happening, ..event });
+                NetworkStep::Done
+            }
         }
-        self.now = self.now.max(now);
+    }
+
+    pub(super) fn plan_call(&mut self, at: Instant, digest: u64, act: Act) -> CallId {
+        let number = self.number();
+        self.events.push_call(at.max(self.now), number, digest, act)
+    }
+
+    pub(super) fn cancel(&mut self, id: CallId) -> Option<Act> {
+        self.events.cancel(id)
+    }
+
+    pub(super) fn fork_random(&mut self) -> fastrand::Rng {
+        self.random.fork()
     }
 
     fn happen(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
@@ -563,6 +597,8 @@ impl NetworkState {
                 self.with_connection(id, Connection::expire);
                 self.retime(id, at);
             }
+            // See `step`.
+            Happening::Call(_) => {}
         }
     }
 

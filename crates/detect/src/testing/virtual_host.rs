@@ -196,7 +196,7 @@ impl SimulatedHost {
     /// Returns a hash of everything that was noted: which task ran when, what was detected, which packet arrived when.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
-        folded(self.trace, self.network.trace())
+        folded(self.trace, self.network.trace_hash())
     }
 
     /// Notes in the trace that a task runs, which the owner knows by `number`.

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use vigie_detect::{Clock, Instant};
 use vigie_via::sim::{FaultPlan, NicId, SimNetwork, SimNic};
 use vigie_via::vi::{Address, DisconnectReason};
 
@@ -14,16 +13,6 @@ use super::sink::SinkNode;
 use super::source::SourceNode;
 use super::*;
 use crate::model::{Path, Sees};
-
-/// The network's time.
-#[derive(Debug)]
-struct Virtual(SimNetwork);
-
-impl Clock for Virtual {
-    fn now(&self) -> Instant {
-        self.0.now()
-    }
-}
 
 /// One sink, one forwarder, some sources.
 struct World {
@@ -44,8 +33,7 @@ struct World {
 const DESTINATION: u32 = 9;
 
 fn config(network: &SimNetwork) -> NodeConfig {
-    let clock = Arc::new(Virtual(network.clone()));
-    NodeConfig::new().packet_bytes(64).packets(8).window(4).clock(clock)
+    NodeConfig::new().packet_bytes(64).packets(8).window(4).clock(Arc::new(network.clone()))
 }
 
 /// An algorithm that sees and changes the header: both modes must give the same bytes.
@@ -437,8 +425,7 @@ fn what_came_before_the_end_counts() {
 
     for path in PATHS {
         let network = SimNetwork::new(1, FaultPlan::reliable());
-        let clock = Arc::new(Virtual(network.clone()));
-        let config = config.clone().clock(clock);
+        let config = config.clone().clock(Arc::new(network.clone()));
         let mut world = World::new(network, &config, path, Basic, 1);
         send(&mut world.sources[0]);
         quiet(&world.network);

@@ -34,8 +34,7 @@ impl NetworkState {
         if let Some(vi) = self.vi(end) {
             vi.core.change(ViEvent::Connect);
         }
-        let deadline = deadline.as_nanos();
-        if deadline < u64::MAX {
+        if deadline < Instant::MAX {
             let expiry = SimEvent::Expire { nic: end.nic, vi: end.vi, connection_id };
             let expiry = self.schedule(deadline, expiry);
             if let Some(vi) = self.vi(end) {
@@ -252,7 +251,7 @@ impl NetworkState {
         let vi = self.vi(end)?;
         let (attempt, expiry) = (vi.attempt.take(), vi.expiry.take());
         if let Some(expiry) = expiry {
-            self.unschedule(expiry);
+            self.network.cancel_call(expiry);
         }
         attempt
     }

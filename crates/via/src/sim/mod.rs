@@ -1,14 +1,14 @@
 //! The provider in virtual time: NICs on a simulated network whose faults derive from one seed.
 //!
-//! A [`SimNetwork`] is a discrete-event simulation. A descriptor posted on one of its [`SimNic`]s waits
-//! for the NIC's link, travels, and arrives when virtual time gets there: by [`SimNetwork::step`] and
-//! [`SimNetwork::advance_to`], or by [`Provider::progress`] of any of its NICs. The same seed and the
-//! same calls lead to the same run, as [`SimNetwork::trace_hash`] proves.
+//! A [`SimNetwork`] has the time, the event queue and the seed of a [`SimulatedNetwork`]. A descriptor posted
+//! on one of its [`SimNic`]s waits for the NIC's link, travels, and arrives when virtual time gets there. The
+//! same seed and the same calls lead to the same run, as [`SimNetwork::trace_hash`] proves.
 //!
-//! A network may be [in a `Simulation`](SimNetwork::in_simulation), and then uses its clock and seed. A
-//! host of one of its NICs sleeps until the next event of the network, and is woken if an earlier event
-//! is scheduled or something arrives at its NIC: every arrival is found at its exact time. NICs of any
-//! network also work with other hosts, by the clocks of these.
+//! A network is [over that of a `Simulation`](SimNetwork::over), whose host drives it, or [alone](SimNetwork::new),
+//! and driven by [`SimNetwork::step`] and [`SimNetwork::advance_to`], or by [`Provider::progress`] of any of its
+//! NICs: these also work with hosts by the real clock. A host of a NIC sleeps until the next event of the
+//! network, and is woken if an earlier event is scheduled or something arrives at its NIC: every arrival is
+//! found at its exact time.
 //!
 //! Data of unreliable VIs may be lost, duplicated, held back and corrupted, as the [`FaultPlan`] says;
 //! [`SimNetwork::counts`] reports what really happened. Data of reliable VIs arrives once and in order,
@@ -50,7 +50,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use vigie_detect::{Clock, Instant, Notifier, Simulation};
+use vigie_detect::{Clock, Instant, Notifier, SimulatedNetwork};
 
 use self::{
     network::{NetworkState, SimEvent},
@@ -80,28 +80,22 @@ impl NicId {
 #[derive(Clone, Debug)]
 pub struct SimNetwork {
     world: Arc<Mutex<NetworkState>>,
+    network: SimulatedNetwork,
 }
 
 impl SimNetwork {
-    /// Makes a network whose clock starts at zero and whose random numbers derive from `seed`.
+    /// Makes a network without a host, which is driven by hand or by its NICs. Its clock starts at zero, and its random numbers
+    /// derive from `seed`.
     #[must_use]
     pub fn new(seed: u64, plan: FaultPlan) -> Self {
-        Self::with(seed, plan, None)
+        Self::over(&SimulatedNetwork::new(seed), plan)
     }
 
-    /// Makes a network in a simulation: its clock and its random numbers are the simulation's.
-    ///
-    /// By contrast, a network with a clock of its own learns the time only from calls that let its NICs
-    /// [work](Provider::progress), and a descriptor posted after a pause departs at the time of the
-    /// latest such call.
+    /// Makes a network in a simulation: its time, events and random numbers are those of the simulation's
+    /// [network](vigie_detect::Simulation::network), whose host drives it.
     #[must_use]
-    pub fn in_simulation(simulation: &mut Simulation, plan: FaultPlan) -> Self {
-        let seed = simulation.random().u64(..);
-        Self::with(seed, plan, Some(simulation.clock()))
-    }
-
-    fn with(seed: u64, plan: FaultPlan, clock: Option<Arc<dyn Clock>>) -> Self {
-        Self { world: Arc::new(Mutex::new(NetworkState::new(seed, plan, clock))) }
+    pub fn over(network: &SimulatedNetwork, plan: FaultPlan) -> Self {
+        Self { world: NetworkState::new(network, plan), network: network.clone() }
     }
 
     /// Makes a NIC with the attributes of [`NicAttributes::named`].
@@ -114,7 +108,7 @@ impl SimNetwork {
     #[must_use]
     pub fn nic_with(&self, attributes: NicAttributes) -> SimNic {
         let index = self.lock().add_nic(attributes);
-        SimNic::new(Arc::clone(&self.world), NicId(index), attributes)
+        SimNic::new(self.clone(), NicId(index), attributes)
     }
 
     /// Changes the faults from now on.
@@ -127,26 +121,27 @@ impl SimNetwork {
     /// Returns the present virtual time.
     #[must_use]
     pub fn now(&self) -> Instant {
-        Instant::from_nanos(self.lock().now)
+        self.network.now()
     }
 
     /// Returns the time of the next event, or `None` if there is none.
     #[must_use]
     pub fn next_event(&self) -> Option<Instant> {
-        self.lock().next_time().map(Instant::from_nanos)
+        self.network.next_event()
     }
 
-    /// Advances time to the next event and executes it. Returns `false` if there is none.
+    /// Advances time to the next event and executes it. Returns `false` if there is none. Not for networks
+    /// in a simulation.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn step(&self) -> bool {
-        self.lock().step()
+        self.network.step()
     }
 
     /// Advances time to `instant`, unless that has passed, and executes all events that are due. Returns
-    /// whether there were any.
+    /// whether there were any. Not for networks in a simulation.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn advance_to(&self, instant: Instant) -> bool {
-        self.lock().advance_to(instant.as_nanos())
+        self.network.advance_to(instant)
     }
 
     // -------------------------------------------------------------- crashes and stops
@@ -160,7 +155,7 @@ impl SimNetwork {
     /// Crashes a NIC at `instant`.
     pub fn crash_at(&self, nic: NicId, instant: Instant) {
         self.at(nic, |world| {
-            world.schedule(instant.as_nanos(), SimEvent::Crash { nic: nic.0 });
+            world.schedule(instant, SimEvent::Crash { nic: nic.0 });
         });
     }
 
@@ -208,7 +203,7 @@ impl SimNetwork {
     /// Returns a hash of everything that happened, and when: equal for equal runs.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
-        self.lock().trace
+        self.network.trace_hash()
     }
 
     fn lock(&self) -> Locked<'_> {
@@ -222,15 +217,15 @@ impl SimNetwork {
     }
 }
 
-/// Locks a world, advanced to the present of its clock.
-fn lock(world: &Mutex<NetworkState>) -> Locked<'_> {
-    let mut world = lock_behind(world);
-    let _ = world.catch_up();
-    world
+/// The time of a network, for what is given a clock.
+impl Clock for SimNetwork {
+    fn now(&self) -> Instant {
+        Self::now(self)
+    }
 }
 
-/// Locks a world without advancing its clock. A panic of another thread leaves it as it is.
-fn lock_behind(world: &Mutex<NetworkState>) -> Locked<'_> {
+/// Locks a world. A panic of another thread leaves it as it is.
+fn lock(world: &Mutex<NetworkState>) -> Locked<'_> {
     let world = world.lock().unwrap_or_else(PoisonError::into_inner);
     Locked { world, pending_wakes: WakeOnDrop(Vec::new()) }
 }

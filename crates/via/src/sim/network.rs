@@ -1,12 +1,15 @@
-//! The world of a simulation: its time, its scheduled events, and the paths between NICs.
+//! The NICs of a network, and the paths between them. Time and what is to happen are the simulated network's.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
 
-use vigie_detect::{Clock, Notifier};
+use vigie_detect::{CallId, Instant, Notifier, SimulatedNetwork};
 
 use super::{
-    FaultCounts, FaultPlan,
-    objects::{AgendaKey, Caller, ConnectionId, Nic, NicIndex, ViEndpoint},
+    FaultCounts, FaultPlan, lock,
+    objects::{Caller, ConnectionId, Nic, NicIndex, ViEndpoint},
 };
 use crate::vi::{
     Completion, DisconnectReason, NicAttributes, NicEvent, RemoteSegment, Status, ViEvent, ViId,
@@ -128,38 +131,33 @@ impl PacketBody {
 
 #[derive(Debug)]
 pub(super) struct NetworkState {
-    /// The time in nanoseconds.
-    pub(super) now: u64,
+    /// Has the time, and what is to happen.
+    pub(super) network: SimulatedNetwork,
+    /// This network, for what is to happen.
+    own: Weak<Mutex<Self>>,
     pub(super) random: fastrand::Rng,
     pub(super) plan: FaultPlan,
     pub(super) counts: FaultCounts,
     pub(super) nics: Vec<Nic>,
-    /// Ordered by time, then by age.
-    agenda: BTreeMap<AgendaKey, SimEvent>,
-    scheduled: u64,
-    /// The clock, unless only the hosts of the NICs tell the time.
-    clock: Option<Arc<dyn Clock>>,
     /// The hosts to wake once the world is unlocked.
     pending_wakes: Vec<Notifier>,
     connection_count: ConnectionId,
-    pub(super) trace: u64,
 }
 
 impl NetworkState {
-    pub(super) fn new(seed: u64, plan: FaultPlan, clock: Option<Arc<dyn Clock>>) -> Self {
-        Self {
-            now: 0,
-            random: fastrand::Rng::with_seed(seed),
-            plan,
-            counts: FaultCounts::default(),
-            nics: Vec::new(),
-            agenda: BTreeMap::new(),
-            scheduled: 0,
-            clock,
-            pending_wakes: Vec::new(),
-            connection_count: 0,
-            trace: seed,
-        }
+    pub(super) fn new(network: &SimulatedNetwork, plan: FaultPlan) -> Arc<Mutex<Self>> {
+        Arc::new_cyclic(|own| {
+            Mutex::new(Self {
+                network: network.clone(),
+                own: Weak::clone(own),
+                random: network.fork_random(),
+                plan,
+                counts: FaultCounts::default(),
+                nics: Vec::new(),
+                pending_wakes: Vec::new(),
+                connection_count: 0,
+            })
+        })
     }
 
     pub(super) fn add_nic(&mut self, attributes: NicAttributes) -> NicIndex {
@@ -174,30 +172,24 @@ impl NetworkState {
 
     // -------------------------------------------------------------- time
 
+    pub(super) fn now(&self) -> Instant {
+        self.network.now()
+    }
+
     /// Schedules an event, and wakes all hosts that would sleep past it: a host drives its NIC only
-    /// while a task waits there, so waking just one host might leave the event undone. Returns the
-    /// event's place in the agenda.
-    pub(super) fn schedule(&mut self, time: u64, sim_event: SimEvent) -> AgendaKey {
-        self.scheduled += 1;
-        let place = (time.max(self.now), self.scheduled);
-        self.agenda.insert(place, sim_event);
+    /// while a task waits there, so waking just one host might leave the event undone.
+    pub(super) fn schedule(&mut self, time: Instant, sim_event: SimEvent) -> CallId {
         for nic in 0..self.nics.len() {
-            if self.nics[nic].armed_until.is_some_and(|until| place.0 < until) {
+            if self.nics[nic].armed_until.is_some_and(|until| time < until) {
                 self.wake_host(nic);
             }
         }
-        place
-    }
-
-    /// Cancels the event at a place in the agenda.
-    pub(super) fn unschedule(&mut self, place: AgendaKey) {
-        self.agenda.remove(&place);
-    }
-
-    /// Advances time to that of the clock, if there is one.
-    pub(super) fn catch_up(&mut self) -> bool {
-        let now = self.clock.as_ref().map(|clock| clock.now().as_nanos());
-        now.is_some_and(|now| self.advance_to(now))
+        let (own, digest) = (Weak::clone(&self.own), sim_event.digest());
+        self.network.call_at(time, digest, move || {
+            if let Some(world) = own.upgrade() {
+                lock(&world).process(sim_event);
+            }
+        })
     }
 
     // -------------------------------------------------------------- hosts
@@ -227,31 +219,6 @@ impl NetworkState {
         self.wake_host(nic);
     }
 
-    pub(super) fn next_time(&self) -> Option<u64> {
-        self.agenda.first_key_value().map(|((time, _), _)| *time)
-    }
-
-    /// Executes the next event.
-    pub(super) fn step(&mut self) -> bool {
-        let Some(((time, _), sim_event)) = self.agenda.pop_first() else { return false };
-        self.now = self.now.max(time);
-        let mixed = self.trace ^ sim_event.digest() ^ time.rotate_left(32);
-        self.trace = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        self.process(sim_event);
-        true
-    }
-
-    /// Executes every event up to `time`. Returns whether there were any.
-    pub(super) fn advance_to(&mut self, time: u64) -> bool {
-        let time = time.max(self.now);
-        let mut has_happened = false;
-        while self.next_time().is_some_and(|next| next <= time) {
-            has_happened |= self.step();
-        }
-        self.now = time;
-        has_happened
-    }
-
     fn process(&mut self, sim_event: SimEvent) {
         let nic = &mut self.nics[sim_event.nic()];
         if nic.has_crashed {
@@ -278,7 +245,7 @@ impl NetworkState {
 
     /// Sends a packet. Reliable data and everything about connections stays in order.
     pub(super) fn transmit(&mut self, packet: SimPacket) {
-        let from = packet.from.nic;
+        let (from, now) = (packet.from.nic, self.now());
         let nic = &mut self.nics[from];
         if nic.has_crashed {
             return;
@@ -296,7 +263,7 @@ impl NetworkState {
         nic.transmissions += 1;
         self.counts.transmissions += 1;
         let picos = packet.body.size().saturating_mul(self.plan.picos_per_byte);
-        nic.busy_until = nic.busy_until.max(self.now).saturating_add(picos / 1000);
+        nic.busy_until = nic.busy_until.max(now).saturating_add(Duration::from_nanos(picos / 1000));
         let sent = nic.busy_until;
         let arrival = sent.saturating_add(self.travel());
         // Only an intended fault reorders, and only unreliable data: jitter does not.
@@ -312,19 +279,20 @@ impl NetworkState {
         }
     }
 
-    fn travel(&mut self) -> u64 {
-        nanos(self.plan.latency).saturating_add(self.random_up_to(nanos(self.plan.jitter)))
+    fn travel(&mut self) -> Duration {
+        self.plan.latency.saturating_add(self.random_up_to(self.plan.jitter))
     }
 
-    fn random_up_to(&mut self, most: u64) -> u64 {
-        if most == 0 { 0 } else { self.random.u64(0..=most) }
+    fn random_up_to(&mut self, most: Duration) -> Duration {
+        let most = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(if most == 0 { 0 } else { self.random.u64(0..=most) })
     }
 
     fn occurs(&mut self, share: f64) -> bool {
         share > 0.0 && self.random.f64() < share
     }
 
-    fn transmit_unreliably(&mut self, packet: SimPacket, arrival: u64) {
+    fn transmit_unreliably(&mut self, packet: SimPacket, arrival: Instant) {
         let plan = self.plan;
         let longest = &mut self.counts.unreliable_bytes_max;
         *longest = packet.body.size().saturating_sub(HEADER_BYTES).max(*longest);
@@ -333,13 +301,13 @@ impl NetworkState {
             if let PacketBody::Data { is_copy, .. } = &mut copy.body {
                 *is_copy = true;
             }
-            let later = self.random_up_to(nanos(plan.reordering_max));
+            let later = self.random_up_to(plan.reordering_max);
             self.send_astray(copy, arrival.saturating_add(later));
         }
         self.send_astray(packet, arrival);
     }
 
-    fn send_astray(&mut self, mut packet: SimPacket, arrival: u64) {
+    fn send_astray(&mut self, mut packet: SimPacket, arrival: Instant) {
         let plan = self.plan;
         if self.occurs(plan.loss) {
             self.counts.lost += 1;
@@ -349,7 +317,7 @@ impl NetworkState {
             self.corrupt(&mut packet.body);
         }
         let is_late = self.occurs(plan.reordering);
-        let extra = if is_late { self.random_up_to(nanos(plan.reordering_max)) } else { 0 };
+        let extra = if is_late { self.random_up_to(plan.reordering_max) } else { Duration::ZERO };
         self.schedule(arrival.saturating_add(extra), SimEvent::Arrive(packet));
     }
 
@@ -387,8 +355,9 @@ impl NetworkState {
         nic.has_crashed = true;
         nic.held.clear();
         // Packets in flight arrive before any peer notices the end.
-        let latest = nic.vis.values().map(|vi| vi.latest_arrival).max().unwrap_or(0);
-        let noticed = self.now.saturating_add(nanos(self.plan.detection)).max(latest);
+        let latest = nic.vis.values().map(|vi| vi.latest_arrival).max();
+        let noticed = self.now().saturating_add(self.plan.detection);
+        let noticed = latest.map_or(noticed, |latest| noticed.max(latest));
         for nic in (0..self.nics.len()).filter(|nic| *nic != index) {
             self.schedule(noticed, SimEvent::PeerCrashed { nic, of: index });
         }
@@ -426,7 +395,7 @@ impl NetworkState {
         let nic = &mut self.nics[index];
         nic.is_frozen = false;
         for sim_event in std::mem::take(&mut nic.held) {
-            self.schedule(self.now, sim_event);
+            self.schedule(self.now(), sim_event);
         }
     }
 
@@ -486,8 +455,4 @@ pub(super) enum NotifyPeer {
 
 fn nic_vi(nics: &mut [Nic], end: ViEndpoint) -> Option<&mut super::objects::SimVi> {
     nics[end.nic].vis.get_mut(&end.vi)
-}
-
-pub(super) fn nanos(duration: std::time::Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,16 +1,12 @@
 //! A simulated NIC, as its consumer sees it.
 
-use std::{
-    io,
-    os::fd::BorrowedFd,
-    sync::{Arc, Mutex},
-};
+use std::{io, os::fd::BorrowedFd};
 
 use vigie_detect::{ArmOutcome, Instant, Notifier};
 
 use super::{
-    Locked, NicId, lock, lock_behind,
-    network::{NetworkState, PacketBody},
+    Locked, NicId, SimNetwork,
+    network::PacketBody,
     objects::{PostedSend, SendStage, SimVi, ViEndpoint},
 };
 use crate::vi::{
@@ -27,18 +23,14 @@ const ADDRESS_PREFIX: &[u8] = b"sim:";
 /// [`ViError::Io`], and it produces nothing more. To its peers, dropping it looks like a crash.
 #[derive(Debug)]
 pub struct SimNic {
-    world: Arc<Mutex<NetworkState>>,
+    network: SimNetwork,
     id: NicId,
     attributes: NicAttributes,
 }
 
 impl SimNic {
-    pub(super) const fn new(
-        world: Arc<Mutex<NetworkState>>,
-        id: NicId,
-        attributes: NicAttributes,
-    ) -> Self {
-        Self { world, id, attributes }
+    pub(super) const fn new(network: SimNetwork, id: NicId, attributes: NicAttributes) -> Self {
+        Self { network, id, attributes }
     }
 
     /// Returns which NIC of its network it is.
@@ -48,7 +40,7 @@ impl SimNic {
     }
 
     fn lock(&self) -> Locked<'_> {
-        lock(&self.world)
+        self.network.lock()
     }
 
     /// Locks the world of a NIC that has not crashed.
@@ -257,15 +249,12 @@ impl Provider for SimNic {
 
     fn progress(&mut self, now: Instant) -> bool {
         // First: it is awake, and need not be woken for what happens now.
-        let mut world = lock_behind(&self.world);
-        world.nics[self.id.0].armed_until = None;
-        let has_caught_up = world.catch_up();
-        world.advance_to(now.as_nanos()) || has_caught_up
+        self.lock().nics[self.id.0].armed_until = None;
+        self.network.advance_to(now)
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let world = self.alive().ok()?;
-        world.next_time().map(Instant::from_nanos)
+        self.network.next_event()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -274,12 +263,13 @@ impl Provider for SimNic {
 
     fn arm(&mut self) -> io::Result<ArmOutcome> {
         let Ok(mut world) = self.alive() else { return Ok(ArmOutcome::Armed) };
-        let (now, due) = (world.now, world.next_time());
+        let due = self.network.next_event();
+        let is_due = due.is_some_and(|due| due <= world.now());
         let nic = &mut world.nics[self.id.0];
-        if due.is_some_and(|due| due <= now) || nic.has_news() {
+        if is_due || nic.has_news() {
             return Ok(ArmOutcome::Ready);
         }
-        nic.armed_until = nic.bell.is_some().then_some(due.unwrap_or(u64::MAX));
+        nic.armed_until = nic.bell.is_some().then_some(due.unwrap_or(Instant::MAX));
         Ok(ArmOutcome::Armed)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use vigie_detect::Notifier;
+use vigie_detect::{CallId, Instant, Notifier};
 
 use super::network::{PacketBody, SimEvent, SimPacket};
 use crate::vi::{
@@ -12,9 +12,6 @@ use crate::vi::{
 
 /// A NIC's index in its network.
 pub(super) type NicIndex = usize;
-
-/// A place in the agenda: a time, and an age.
-pub(super) type AgendaKey = (u64, u64);
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,7 +34,7 @@ pub(super) struct Nic {
     pub(super) peer_requests: Vec<(Vec<u8>, Caller)>,
     pub(super) events: VecDeque<NicEvent>,
     /// The time at which its link will have sent everything it was given.
-    pub(super) busy_until: u64,
+    pub(super) busy_until: Instant,
     pub(super) transmissions: u64,
     /// The number of the transmission at which it crashes.
     pub(super) crashes_at: Option<u64>,
@@ -48,7 +45,7 @@ pub(super) struct Nic {
     /// Wakes its host, if it has one that sleeps.
     pub(super) bell: Option<Notifier>,
     /// The time until which its host believes it may sleep: armed, and not woken since.
-    pub(super) armed_until: Option<u64>,
+    pub(super) armed_until: Option<Instant>,
 }
 
 impl Nic {
@@ -60,7 +57,7 @@ impl Nic {
             requests: BTreeMap::new(),
             peer_requests: Vec::new(),
             events: VecDeque::new(),
-            busy_until: 0,
+            busy_until: Instant::from_nanos(0),
             transmissions: 0,
             crashes_at: None,
             has_crashed: false,
@@ -151,8 +148,8 @@ impl SimConnection {
 pub(super) struct SimVi {
     pub(super) core: ViCore,
     pub(super) attempt: Option<ConnectAttempt>,
-    /// The place of the attempt's deadline in the agenda.
-    pub(super) expiry: Option<AgendaKey>,
+    /// The attempt's deadline.
+    pub(super) expiry: Option<CallId>,
     pub(super) connection: Option<SimConnection>,
     pub(super) sends: VecDeque<PostedSend>,
     pub(super) receives: VecDeque<PostedReceive>,
@@ -163,7 +160,7 @@ pub(super) struct SimVi {
     /// The number of send descriptors that were ever posted.
     pub(super) posted_count: u64,
     /// The time at which the latest of its in-order packets arrives.
-    pub(super) latest_arrival: u64,
+    pub(super) latest_arrival: Instant,
 }
 
 impl SimVi {
@@ -178,7 +175,7 @@ impl SimVi {
             is_departing: false,
             is_halted: false,
             posted_count: 0,
-            latest_arrival: 0,
+            latest_arrival: Instant::from_nanos(0),
         }
     }
 

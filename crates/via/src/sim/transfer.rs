@@ -18,14 +18,14 @@ impl NetworkState {
             return;
         }
         vi.is_departing = true;
-        let time = self.nics[end.nic].busy_until.max(self.now);
+        let time = self.nics[end.nic].busy_until.max(self.now());
         self.schedule(time, SimEvent::Depart { nic: end.nic, vi: end.vi });
     }
 
     /// Sends the next descriptor of a VI.
     pub(super) fn depart(&mut self, nic: NicIndex, vi: ViId) {
         let end = ViEndpoint { nic, vi };
-        let is_busy = self.nics[nic].busy_until > self.now;
+        let is_busy = self.nics[nic].busy_until > self.now();
         let Some(vi) = self.vi(end) else { return };
         vi.is_departing = false;
         if is_busy {

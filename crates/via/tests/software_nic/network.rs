@@ -1,14 +1,15 @@
-//! A network in virtual time that loses, repeats, reorders and changes packets, derived from one seed.
+//! Wires over the simulated network's time and events, which lose, repeat, reorder and change packets as one seed says.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     os::fd::BorrowedFd,
     sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
 };
 
 use fastrand::Rng;
-use vigie_detect::Instant;
+use vigie_detect::{Instant, SimulatedNetwork};
 use vigie_via::software_nic::{Path, Secret, SoftwareNic, SoftwareNicConfig, Wire};
 
 pub(crate) const MICROSECOND: u64 = 1000;
@@ -55,13 +56,9 @@ pub(crate) struct Seen {
 
 #[derive(Debug)]
 pub(crate) struct World {
-    pub(crate) now: u64,
     random: Rng,
     pub(crate) faults: Faults,
     pub(crate) seen: Seen,
-    number: u64,
-    /// Packets in flight, by time of arrival.
-    under_way: BTreeMap<(u64, u64), (Node, Node, Vec<u8>)>,
     arrived: BTreeMap<Node, VecDeque<(Node, Vec<u8>)>>,
     nodes: u32,
     /// Directions that are cut.
@@ -76,76 +73,30 @@ impl World {
     fn chance(&mut self, per_thousand: u32) -> bool {
         self.random.u32(..1000) < per_thousand
     }
-
-    fn send(&mut self, from: Node, to: Node, packet: &[u8]) {
-        if let Some(record) = self.record.as_mut() {
-            record.push((from, to, packet.to_vec()));
-        }
-        if self.now < self.heals_at && self.cut.contains(&(from, to)) {
-            self.seen.cut += 1;
-            return;
-        }
-        if self.chance(self.faults.lost) {
-            self.seen.lost += 1;
-            return;
-        }
-        let mut packet = packet.to_vec();
-        if self.chance(self.faults.changed) {
-            self.seen.changed += 1;
-            let bit = self.random.usize(..packet.len() * 8);
-            packet[bit / 8] ^= 1 << (bit % 8);
-        }
-        if self.chance(self.faults.doubled) {
-            self.seen.doubled += 1;
-            self.schedule(from, to, packet.clone());
-        }
-        self.schedule(from, to, packet);
-    }
-
-    fn schedule(&mut self, from: Node, to: Node, packet: Vec<u8>) {
-        let mut delay = DELAY;
-        if self.chance(self.faults.late) {
-            self.seen.late += 1;
-            delay += self.random.u64(..4 * MILLISECOND);
-        }
-        self.number += 1;
-        self.under_way.insert((self.now + delay, self.number), (from, to, packet));
-    }
-
-    /// Advances time.
-    fn advance_to(&mut self, instant: u64) {
-        self.now = self.now.max(instant);
-        while let Some(next) = self.under_way.first_entry() {
-            if next.key().0 > self.now {
-                return;
-            }
-            let (from, to, packet) = next.remove();
-            self.arrived.entry(to).or_default().push_back((from, packet));
-        }
-    }
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
     world: Arc<Mutex<World>>,
+    /// Has the time, and the packets under way.
+    time: SimulatedNetwork,
 }
 
 impl Network {
     pub(crate) fn new(seed: u64, faults: Faults) -> Self {
+        let time = SimulatedNetwork::new(seed);
+        time.advance_to(Instant::from_nanos(SECOND));
         let world = World {
-            now: SECOND,
-            random: Rng::with_seed(seed),
+            random: time.fork_random(),
             faults,
             seen: Seen::default(),
-            number: 0,
-            under_way: BTreeMap::new(),
             arrived: BTreeMap::new(),
             nodes: 0,
             cut: BTreeSet::new(),
             heals_at: u64::MAX,
             record: None,
         };
-        Self { world: Arc::new(Mutex::new(world)) }
+        Self { world: Arc::new(Mutex::new(world)), time }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, World> {
@@ -167,20 +118,60 @@ impl Network {
     }
 
     pub(crate) fn now(&self) -> u64 {
-        self.lock().now
+        self.time.now().as_nanos()
     }
 
     /// Advances time to the next arrival, but by at most `most`.
     pub(crate) fn step(&self, most: u64) {
-        let mut world = self.lock();
-        let until = world.now + most;
-        let next = world.under_way.first_key_value().map_or(until, |((at, _), _)| *at);
-        world.advance_to(next.min(until));
+        let until = self.time.now() + Duration::from_nanos(most);
+        self.time.advance_to(self.time.next_event().map_or(until, |next| next.min(until)));
     }
 
     /// Sends a forged packet.
     pub(crate) fn inject(&self, from: Node, to: Node, packet: Vec<u8>) {
-        self.lock().schedule(from, to, packet);
+        self.schedule(&mut self.lock(), (from, to), packet);
+    }
+
+    fn send(&self, from: Node, to: Node, packet: &[u8]) {
+        let world = &mut *self.lock();
+        if let Some(record) = world.record.as_mut() {
+            record.push((from, to, packet.to_vec()));
+        }
+        if world.cut.contains(&(from, to)) && self.now() < world.heals_at {
+            world.seen.cut += 1;
+            return;
+        }
+        if world.chance(world.faults.lost) {
+            world.seen.lost += 1;
+            return;
+        }
+        let mut packet = packet.to_vec();
+        if world.chance(world.faults.changed) {
+            world.seen.changed += 1;
+            let bit = world.random.usize(..packet.len() * 8);
+            packet[bit / 8] ^= 1 << (bit % 8);
+        }
+        if world.chance(world.faults.doubled) {
+            world.seen.doubled += 1;
+            self.schedule(world, (from, to), packet.clone());
+        }
+        self.schedule(world, (from, to), packet);
+    }
+
+    fn schedule(&self, world: &mut World, (from, to): (Node, Node), packet: Vec<u8>) {
+        let mut delay = DELAY;
+        if world.chance(world.faults.late) {
+            world.seen.late += 1;
+            delay += world.random.u64(..4 * MILLISECOND);
+        }
+        let (at, world) =
+            (self.time.now() + Duration::from_nanos(delay), Arc::downgrade(&self.world));
+        self.time.call_at(at, u64::from(to.0), move || {
+            if let Some(world) = world.upgrade() {
+                let mut world = world.lock().expect("no test goes on after a panic");
+                world.arrived.entry(to).or_default().push_back((from, packet));
+            }
+        });
     }
 }
 
@@ -204,9 +195,8 @@ impl Wire for SimWire {
     }
 
     fn send(&mut self, to: Node, packets: &[u8], packet_bytes: usize) -> io::Result<()> {
-        let mut world = self.network.lock();
         for packet in packets.chunks(packet_bytes) {
-            world.send(self.node, to, packet);
+            self.network.send(self.node, to, packet);
         }
         Ok(())
     }
