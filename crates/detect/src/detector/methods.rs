@@ -31,6 +31,11 @@ impl Methods {
         self.0 & other.0 == other.0
     }
 
+    /// Returns the methods of this set that are not in `other`.
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Returns whether the set is empty; registration refuses such a detector.
     #[must_use]
     pub const fn is_empty(self) -> bool {
