@@ -156,12 +156,18 @@ impl Node {
         }
     }
 
-    /// Sets how its disk behaves from now on.
+    /// Sets how its disk behaves from now on. That is a fault, which shrinking may leave out; the default, [`Disk::new`], ends it.
     ///
     /// # Panics
     /// If the world is gone.
     #[track_caller]
     pub fn disk(&self, disk: Disk) {
+        let recorder = &self.world.recorder;
+        if disk == Disk::new() {
+            recorder.ended(self.id, "disk");
+        } else if !recorder.admit(self.id, || format!("disk: {disk:?}")) {
+            return;
+        }
         let _ = self.shared().machine.disk.configure(disk);
     }
 
