@@ -429,6 +429,30 @@ fn fails_by_a_drawn_fault() {
     });
 }
 
+/// It fails only when it runs first.
+#[test]
+#[ignore = "run by another test"]
+fn fails_once() {
+    let runs = AtomicU32::new(0);
+    simulation::for_each_seed(1, |world| {
+        let node = world.node("node").start();
+        world.block_on(async { node.crash() });
+        assert!(runs.fetch_add(1, Ordering::SeqCst) > 0, "it is the first run");
+    });
+}
+
+/// Goal: a failure that does not come again is called one that depends on more than its seed. Method: the test above, and one that fails
+/// again.
+#[test]
+fn failures_that_are_not_the_seeds_are_named() {
+    const NAMED: &str =
+        "it has not failed again, so it depends on more than its seed: on a real clock";
+    let (passes, text) = run_child("fails_once", &[]);
+    assert!(!passes && text.contains(NAMED), "{text}");
+    let (passes, text) = run_child("fails_on_a_full_disk", &[]);
+    assert!(!passes && !text.contains(NAMED), "{text}");
+}
+
 /// It fails if its disk is full when it writes, as it is at the third of five settings.
 #[test]
 #[ignore = "run by another test"]
@@ -589,6 +613,7 @@ fn failures_can_be_replayed() {
     assert!(!succeeds && text.contains("two runs with the seed 0 differ"), "{text}");
     // By its first event: another number of polls, or another time, of the future or a task of the test.
     assert!(text.contains("the first event that differs is number"), "{text}");
+    assert!(text.contains("on a real clock, a thread"), "nothing is caught here: {text}");
     assert!(
         text.contains("on node main: the future of `block_on` (crates/runtime/tests"),
         "{text}"

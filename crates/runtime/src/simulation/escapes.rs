@@ -2,11 +2,16 @@
 
 #![expect(unsafe_code, reason = "they stand for functions of the C library")]
 
-use std::{backtrace::Backtrace, ffi::c_void, time::Duration};
+use std::{
+    backtrace::Backtrace,
+    ffi::c_void,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use crate::{
     flavor::simulated::{self, PolledIn},
     handle::{Handle, Scheduler},
+    sync::{AtomicBool, Ordering},
 };
 
 /// Puts functions in the place of the C library's, in a test program: once, outside of all functions. While a simulated node's
@@ -188,6 +193,9 @@ pub unsafe fn connect(socket: i32, to: *const c_void, length: u32) -> i32 {
 /// As for the function.
 #[doc(hidden)]
 pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
+    if !ARE_CAUGHT.load(Ordering::Relaxed) {
+        ARE_CAUGHT.store(true, Ordering::Relaxed);
+    }
     let is_wall = match clock {
         libc::CLOCK_MONOTONIC | libc::CLOCK_BOOTTIME | libc::CLOCK_MONOTONIC_COARSE => Some(false),
         libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Some(true),
@@ -207,6 +215,16 @@ pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
     }
     // SAFETY: the caller's arguments are the call's.
     result(unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) })
+}
+
+/// The program has [`catch_escapes!`].
+static ARE_CAUGHT: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether this program has [`catch_escapes!`].
+pub(super) fn are_caught() -> bool {
+    // std asks the C library, or what stands in its place.
+    let _ = UNIX_EPOCH.elapsed();
+    ARE_CAUGHT.load(Ordering::Relaxed)
 }
 
 /// Returns what the wall clock of the current node shows, since 1970.
