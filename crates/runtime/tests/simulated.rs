@@ -297,10 +297,9 @@ fn what_would_leave_the_simulation_is_refused() {
     }
     std::fs::remove_dir_all(&folder).expect("it is there");
 
-    for (option, builder) in [("metrics_socket", Runtime::builder().metrics_socket("/nowhere"))] {
-        let refused = builder.flavor(Flavor::Simulated { seed: 0 }).build();
-        assert!(refused.expect_err("no real socket").to_string().contains(option));
-    }
+    let refused =
+        Runtime::builder().flavor(Flavor::Simulated { seed: 0 }).metrics_socket("/nowhere").build();
+    assert!(refused.expect_err("no real socket").to_string().contains("metrics_socket"));
 }
 
 /// Goal: Unix sockets answer in a simulation as the kernel's do. Method: one program on both: streams and datagrams by path, by

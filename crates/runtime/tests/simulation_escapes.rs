@@ -5,7 +5,9 @@
 use std::{
     future::Future,
     net,
+    os::unix::process::CommandExt,
     panic::{self, AssertUnwindSafe},
+    process::Command,
     sync::mpsc,
     thread,
     time::{Duration, Instant, SystemTime},
@@ -51,6 +53,19 @@ fn escapes_fail_with_their_place() {
     let failure = failure_of(|| async { drop(net::TcpListener::bind("127.0.0.1:0")) });
     assert!(failure.contains("binds a real socket"), "{failure}");
     assert!(failure.contains(&here(bind_line)), "{failure}");
+
+    let process_line = line!() + 1;
+    let failure = failure_of(|| async { drop(Command::new("true").status()) });
+    assert!(failure.contains("starts a process, at "), "{failure}");
+    assert!(failure.contains(&here(process_line)), "{failure}");
+    let failure = failure_of(|| async {
+        let mut command = Command::new("true");
+        // Without `posix_spawn`.
+        command.uid(rustix::process::getuid().as_raw());
+        drop(command.status());
+    });
+    assert!(failure.contains("starts a process"), "{failure}");
+    assert!(Command::new("true").status().expect("it starts").success());
 
     let (_sender, receiver) = mpsc::channel::<()>();
     let receiver = std::cell::RefCell::new(Some(receiver));

@@ -20,9 +20,10 @@ impl Methods {
     /// [`Detector::arm`](crate::Detector::arm) where [`Detector::arming`](crate::Detector::arming) says so.
     pub const NOTIFY: Self = Self(4);
     /// [`Detector::blocker`](crate::Detector::blocker) returns a call that blocks until an event may be
-    /// there.
+    /// there. The simulated flavor has no threads: it uses the other methods, and refuses a detector that has none.
     pub const BLOCK: Self = Self(8);
-    /// [`Detector::signal`](crate::Detector::signal) names a POSIX signal that announces events.
+    /// [`Detector::signal`](crate::Detector::signal) names a POSIX signal that announces events. In virtual time, it comes from
+    /// [`Server::raise`](crate::Server::raise) alone.
     pub const SIGNAL: Self = Self(16);
 
     /// Returns whether all methods of `other` are in this set.
