@@ -9,7 +9,7 @@ use std::{error::Error, io, time::Duration};
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, JoinHandle, Runtime, simulation::World as SimulatedWorld, spawn};
 use vigie_via::{
-    Secret,
+    Nic, Secret,
     ether::Ether,
     link::{Link, LinkBuilder},
     message::Endpoint,
@@ -39,14 +39,15 @@ fn answer<T, E: Error + 'static>(what: &'static str, result: Result<T, E>) -> An
     (what, result.err().map(|error| Box::new(error) as Box<dyn Error>))
 }
 
-/// Every operation of the crate that opens something of the kernel.
-async fn operations() -> Vec<Answer> {
+/// Every operation of the crate that opens something of the kernel, or watches what was opened `before`.
+async fn operations(before: Shm) -> Vec<Answer> {
     let server = Server::current().expect("the task's server");
     let (_launcher, mut worlds) = local(&server, 1).expect("a world");
     let alone = worlds.pop().expect("one rank");
     let soon = server.now() + Duration::from_secs(5);
     vec![
         answer("Shm::open", Shm::open()),
+        answer("Nic::new, with a Shm of outside", Nic::new(&server, before)),
         answer("Endpoint::join", Endpoint::<Shm>::join(&alone, soon).await),
         answer("LinkBuilder::open", link().open()),
         answer("EtherBuilder::open", Ether::builder("lo").open(Secret::new([1; 16]))),
@@ -67,14 +68,14 @@ async fn operations() -> Vec<Answer> {
 #[test]
 fn devices_are_refused_in_a_simulation() {
     let mut world = SimulatedWorld::new(1);
-    for (what, error) in world.block_on(operations()) {
+    for (what, error) in world.block_on(operations(Shm::open().expect("shared memory"))) {
         let error = error.unwrap_or_else(|| panic!("{what} leaves the simulation"));
         let cause = io_error(&*error).unwrap_or_else(|| panic!("{what}: {error}"));
         assert_eq!(cause.kind(), io::ErrorKind::Unsupported, "{what}: {error}");
-        assert!(error.to_string().contains("a simulation has no"), "{what}: {error}");
+        assert!(cause.to_string().contains("a simulation has no"), "{what}: {error}");
     }
     let real = Runtime::builder().flavor(Flavor::UserLevel).build().expect("a runtime");
-    for (what, error) in real.block_on(operations()) {
+    for (what, error) in real.block_on(operations(Shm::open().expect("shared memory"))) {
         // Not everyone may open raw sockets, and `lo` has no Ethernet addresses.
         let text = error.map(|error| error.to_string()).unwrap_or_default();
         assert!(!text.contains("simulation"), "{what}: {text}");
