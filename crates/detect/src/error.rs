@@ -33,7 +33,7 @@ pub enum RegisterError {
     },
     /// The kernel refused to install the signal's handler.
     Signal(io::Error),
-    /// [`Detector::attach`](crate::Detector::attach) failed.
+    /// [`Detector::attach`](crate::Detector::attach) failed, or the detector needs what a simulation has not.
     Attach(io::Error),
     /// A callback of the detector panicked during the registration.
     Panicked {

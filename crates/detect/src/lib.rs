@@ -108,7 +108,7 @@ pub use server::TokioHost;
 pub use server::{
     Detected, Detection, Driver, EmbeddedDriver, EventStream, Handle, HandleReport, HostThread,
     NoServer, Registration, Server, ServerGuard, Snapshot, ThreadPoller, Unparker, Wait,
-    WaitReport, WaiterId,
+    WaitReport, WaiterId, refuse_in_simulation,
 };
 pub use testing::{Deadlock, Simulated, SimulatedHost, Simulation, conformance};
 pub use waiting::{Bursts, Probe, SharedWait, SharedWaiter, Waiter, sleep_thread};

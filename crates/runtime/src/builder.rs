@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, io, path::PathBuf, time::Duration};
 
-use vigie_detect::{Adaptive, Flavor, Policy, Reactivity, Server};
+use vigie_detect::{Adaptive, Flavor, Policy, Reactivity, Server, refuse_in_simulation};
 
 use crate::{
     context::Enter,
@@ -484,6 +484,10 @@ impl RuntimeBuilder {
             if let Some((_, option)) = refused.into_iter().find(|(is_set, _)| *is_set) {
                 return Err(BuildError::NotSimulated { option });
             }
+        } else {
+            let remedy = "use the one that runs, or make it before the simulation";
+            refuse_in_simulation("runtimes of other flavors", remedy)
+                .map_err(BuildError::Server)?;
         }
 
         let tokio = if self.has_tokio_context {

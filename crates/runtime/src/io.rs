@@ -3,6 +3,8 @@
 //! They may be terminals, pipes or files, which no poller watches alike, and which the process shares with others. So a
 //! thread reads and writes them: for [`stdin()`] one of the process's own, which no shutdown waits for, since a read that
 //! waits for a person cannot be ended; for the others, the blocking pool.
+//!
+//! In a simulation, what is written is printed, and a read fails with [`io::ErrorKind::Unsupported`]: no seed knows what a person types.
 
 use std::{
     collections::VecDeque,
@@ -14,6 +16,7 @@ use std::{
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use vigie_detect::refuse_in_simulation;
 
 use crate::{
     spawn_blocking,
@@ -121,6 +124,7 @@ impl AsyncRead for Stdin {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        refuse_in_simulation("standard input", "give the service its input as an `AsyncRead`")?;
         stdin_buffer().poll_read(cx.waker(), buffer)
     }
 }

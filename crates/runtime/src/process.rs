@@ -24,11 +24,11 @@ use vigie_detect::{
     AsyncFd, Server,
     detectors::{readiness::Direction, signal::SignalKind},
     net::pipe::{Receiver, Sender},
+    refuse_in_simulation,
 };
 
 use crate::{
     Handle,
-    flavor::simulated,
     signal::unix::{Signal, signal},
     sync::{PoisonError, RealMutex},
 };
@@ -111,11 +111,14 @@ impl Command {
     ///
     /// # Errors
     /// The kernel's error: [`io::ErrorKind::NotFound`], [`io::ErrorKind::PermissionDenied`], out of processes or descriptors.
-    /// [`io::ErrorKind::NotConnected`] outside a runtime.
+    /// [`io::ErrorKind::NotConnected`] outside a runtime; [`io::ErrorKind::Unsupported`] in a simulation.
     pub fn spawn(&mut self) -> io::Result<Child> {
         reap_orphans();
         // Before there is a child which would have to be killed.
-        simulated::refuse("child processes")?;
+        refuse_in_simulation(
+            "child processes",
+            "run what the child does as a task, or as a node of its own",
+        )?;
         let server = Server::current()?;
         let mut child = self.std.spawn()?;
         let streams = (|| {

@@ -10,6 +10,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! In a simulation, signals are those of the node, which [`Node::signal`](crate::simulation::Node::signal) raises: none of the kernel's
+//! arrives, and no handler is installed.
 
 use std::io;
 
@@ -51,7 +54,6 @@ pub mod unix {
     /// [`io::ErrorKind::NotConnected`] outside a runtime, or after its shutdown; an error that names the signal if it cannot be
     /// caught, reports a fault, or does not exist.
     pub fn signal(kind: SignalKind) -> io::Result<Signal> {
-        crate::flavor::simulated::refuse("signals")?;
         let handle = signal::signal(&Server::current()?, kind)?;
         Ok(Signal { stream: handle.stream(())? })
     }

@@ -2,8 +2,10 @@
 
 use std::{
     io,
+    os::fd::OwnedFd,
     panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
+    process::Stdio,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -12,10 +14,15 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     sync::mpsc,
 };
-use vigie_detect::net::{
-    TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream,
+use vigie_detect::{
+    AsyncFd,
+    net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream, pipe},
 };
-use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now};
+use vigie_runtime::{
+    BuildError, Flavor, Handle, Runtime, fs,
+    metrics::{self, ServeError},
+    process, spawn, spawn_blocking, spawn_local, time, yield_now,
+};
 
 fn simulation(seed: u64) -> Runtime {
     Runtime::builder().flavor(Flavor::Simulated { seed }).build().expect("it needs no descriptor")
@@ -222,29 +229,73 @@ fn tasks_end_as_elsewhere() {
     assert_eq!(*dropped.lock().expect("no panic"), 1);
 }
 
-/// Goal: what would leave the simulation is refused with a typed error, and the same program runs on a real flavor. Method:
-/// sockets of other families, files and processes, in both.
+/// Every operation of the runtime that reaches the kernel outside of a simulation, and its error.
+async fn operations(folder: PathBuf) -> Vec<(&'static str, Option<io::Error>)> {
+    fn error<T>(result: io::Result<T>) -> Option<io::Error> {
+        result.err()
+    }
+    let (near, far) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let (read, write) = io::pipe().expect("a pipe");
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let null = || std::fs::OpenOptions::new().read(true).write(true).open("/dev/null");
+    let file = || fs::File::from_std(null().expect("it is there"));
+    let mut built = file();
+    let runtime = |flavor| match Runtime::builder().flavor(flavor).build() {
+        // Not by its destructor, which would wait for its threads inside a task.
+        Ok(runtime) => {
+            runtime.shutdown_background();
+            None
+        }
+        Err(BuildError::Server(error)) => Some(error),
+        Err(error) => Some(io::Error::other(error)),
+    };
+    let served = match metrics::serve(&Handle::current(), folder.join("metrics")) {
+        Ok(_) => None,
+        Err(ServeError::Io { source, .. }) => Some(source),
+        Err(error) => Some(io::Error::other(error)),
+    };
+    let child = || {
+        let mut command = process::Command::new("true");
+        command.stdin(Stdio::null());
+        command
+    };
+    vec![
+        ("Command::spawn", error(child().spawn())),
+        ("Command::status", error(child().status().await)),
+        ("Command::output", error(child().output().await)),
+        ("ChildStdin::from_std", error(pipe::Sender::from_owned_fd(write.into()))),
+        ("ChildStdout::from_std", error(pipe::Receiver::from_owned_fd(read.into()))),
+        ("io::stdin", error(vigie_runtime::io::stdin().read(&mut [0]).await)),
+        ("File::from_std, to write", error(file().write_all(b"text").await)),
+        ("File::from_std, to read", error(built.read(&mut [0]).await)),
+        ("File::from_std, its metadata", error(file().metadata().await)),
+        ("UnixStream::from_std", error(UnixStream::from_std(near))),
+        ("AsyncFd::new", error(AsyncFd::new(OwnedFd::from(far)))),
+        ("TcpListener::from_std", error(TcpListener::from_std(socket))),
+        ("a user-level runtime", runtime(Flavor::UserLevel)),
+        ("a hybrid runtime", runtime(Flavor::Hybrid)),
+        ("a kernel-level runtime", runtime(Flavor::KernelLevel)),
+        ("metrics::serve", served),
+    ]
+}
+
+/// Goal: what would leave the simulation is refused with a typed error that names a remedy, and the same program runs on a real flavor.
+/// Method: each operation that reaches the kernel, in both.
 #[test]
 fn what_would_leave_the_simulation_is_refused() {
-    async fn kinds() -> Vec<Option<io::ErrorKind>> {
-        let kind = |result: io::Result<()>| result.err().map(|error| error.kind());
-        let (one, _other) = std::os::unix::net::UnixStream::pair().expect("a pair");
-        let pair = UnixStream::from_std(one);
-        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let real = TcpListener::from_std(socket);
-        let file = std::fs::File::open("/").expect("a directory");
-        let file = vigie_runtime::fs::File::from_std(file).metadata().await;
-        let child = vigie_runtime::process::Command::new("true").status().await;
-        vec![
-            kind(pair.map(drop)),
-            kind(real.map(drop)),
-            kind(file.map(drop)),
-            kind(child.map(drop)),
-        ]
+    let folder = std::env::temp_dir().join(format!("vigie-refused-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for (what, error) in simulation(0).block_on(operations(folder.clone())) {
+        let error = error.unwrap_or_else(|| panic!("{what} leaves the simulation"));
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{what}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("a simulation has no") && text.contains(": "), "{what}: {text}");
     }
-    assert_eq!(simulation(0).block_on(kinds()), [Some(io::ErrorKind::Unsupported); 4]);
     let real = Runtime::builder().flavor(Flavor::UserLevel).build().expect("a runtime");
-    assert_eq!(real.block_on(kinds()), [None; 4]);
+    for (what, error) in real.block_on(operations(folder.clone())) {
+        assert!(error.is_none(), "{what}: {error:?}");
+    }
+    std::fs::remove_dir_all(&folder).expect("it is there");
 
     let refused =
         Runtime::builder().flavor(Flavor::Simulated { seed: 0 }).metrics_socket("/nowhere").build();

@@ -20,7 +20,7 @@ use self::kit::folder::Folder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
 use vigie_runtime::{
-    simulation::{self, Link, RandomFaults, World},
+    simulation::{self, Disk, Link, RandomFaults, World},
     spawn, time,
 };
 
@@ -429,6 +429,69 @@ fn fails_by_a_drawn_fault() {
     });
 }
 
+/// It fails only when it runs first.
+#[test]
+#[ignore = "run by another test"]
+fn fails_once() {
+    let runs = AtomicU32::new(0);
+    simulation::for_each_seed(1, |world| {
+        let node = world.node("node").start();
+        world.block_on(async { node.crash() });
+        assert!(runs.fetch_add(1, Ordering::SeqCst) > 0, "it is the first run");
+    });
+}
+
+/// Goal: a failure that does not come again is called one that depends on more than its seed. Method: the test above, and one that fails
+/// again.
+#[test]
+fn failures_that_are_not_the_seeds_are_named() {
+    const NAMED: &str =
+        "it has not failed again, so it depends on more than its seed: on a real clock";
+    let (passes, text) = run_child("fails_once", &[]);
+    assert!(!passes && text.contains(NAMED), "{text}");
+    let (passes, text) = run_child("fails_on_a_full_disk", &[]);
+    assert!(!passes && !text.contains(NAMED), "{text}");
+}
+
+/// It fails if its disk is full when it writes, as it is at the third of five settings.
+#[test]
+#[ignore = "run by another test"]
+fn fails_on_a_full_disk() {
+    simulation::for_each_seed(1, |world| {
+        let node = world.node("node").start();
+        world.block_on(async {
+            let write = async |disk: Option<Disk>| {
+                if let Some(disk) = disk {
+                    node.disk(disk);
+                }
+                let written = node.spawn(vigie_runtime::fs::write("/file", [0; 1000]));
+                written.await.expect("no panic").map_err(|error| error.kind())
+            };
+            assert_eq!(write(Some(Disk::new().delay(millis(50)))).await, Ok(()));
+            assert_eq!(write(Some(Disk::new().jitter(millis(50)))).await, Ok(()));
+            node.pause();
+            node.resume();
+            let full = write(Some(Disk::new().capacity(10))).await;
+            node.disk(Disk::new());
+            assert_eq!(write(None).await, Ok(()), "there is room again");
+            let _ = write(Some(Disk::new().errors(1.0))).await;
+            assert_eq!(full, Ok(()), "the disk was full");
+        });
+    });
+}
+
+/// Goal: faults of a disk that a test asks for shrink as others do, and are recorded; its default ends them. Method: the test above, which
+/// needs one of five faults, and a run without any of them.
+#[test]
+fn faults_of_disks_are_left_out() {
+    let (passes, text) = run_child("fails_on_a_full_disk", &[("VIGIE_FAULTS", "0,1,2,4")]);
+    assert!(passes, "{text}");
+    let (passes, text) = run_child("fails_on_a_full_disk", &[]);
+    assert!(!passes && text.contains("the disk was full"), "{text}");
+    assert!(text.contains("it still fails there with 1 of 5 faults"), "{text}");
+    assert!(text.contains("fault 3: disk: Disk {") && text.contains("Some(10)"), "{text}");
+}
+
 /// Ends only after its fault.
 #[test]
 #[ignore = "run by another test"]
@@ -550,6 +613,7 @@ fn failures_can_be_replayed() {
     assert!(!succeeds && text.contains("two runs with the seed 0 differ"), "{text}");
     // By its first event: another number of polls, or another time, of the future or a task of the test.
     assert!(text.contains("the first event that differs is number"), "{text}");
+    assert!(text.contains("on a real clock, a thread"), "nothing is caught here: {text}");
     assert!(
         text.contains("on node main: the future of `block_on` (crates/runtime/tests"),
         "{text}"

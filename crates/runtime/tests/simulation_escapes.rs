@@ -5,7 +5,9 @@
 use std::{
     future::Future,
     net,
+    os::unix::process::CommandExt,
     panic::{self, AssertUnwindSafe},
+    process::Command,
     sync::mpsc,
     thread,
     time::{Duration, Instant, SystemTime},
@@ -13,7 +15,7 @@ use std::{
 
 use vigie_runtime::{
     Flavor, Runtime,
-    simulation::{TraceEventKind, World},
+    simulation::{self, TraceEventKind, World},
     spawn, time, yield_now,
 };
 
@@ -51,6 +53,19 @@ fn escapes_fail_with_their_place() {
     let failure = failure_of(|| async { drop(net::TcpListener::bind("127.0.0.1:0")) });
     assert!(failure.contains("binds a real socket"), "{failure}");
     assert!(failure.contains(&here(bind_line)), "{failure}");
+
+    let process_line = line!() + 1;
+    let failure = failure_of(|| async { drop(Command::new("true").status()) });
+    assert!(failure.contains("starts a process, at "), "{failure}");
+    assert!(failure.contains(&here(process_line)), "{failure}");
+    let failure = failure_of(|| async {
+        let mut command = Command::new("true");
+        // Without `posix_spawn`.
+        command.uid(rustix::process::getuid().as_raw());
+        drop(command.status());
+    });
+    assert!(failure.contains("starts a process"), "{failure}");
+    assert!(Command::new("true").status().expect("it starts").success());
 
     let (_sender, receiver) = mpsc::channel::<()>();
     let receiver = std::cell::RefCell::new(Some(receiver));
@@ -183,4 +198,40 @@ fn a_livelock_says_who_spins() {
             time::sleep(Duration::from_millis(50)).await;
         }
     });
+}
+
+/// Goal: two runs that differ name what a program can still depend on that catches escapes, and the event before the difference. Method: a
+/// test whose tasks have the order of a `HashMap`, and one that polls a drawn branch of `select!` first.
+#[test]
+fn what_is_not_caught_is_named() {
+    #[expect(clippy::disallowed_types, reason = "its order is what is to be found")]
+    fn by_map(world: &mut World) {
+        let map: std::collections::HashMap<u32, ()> = (0..100).map(|key| (key, ())).collect();
+        world.block_on(async {
+            for key in map.into_keys() {
+                time::sleep(Duration::from_millis(key.into())).await;
+            }
+        });
+    }
+    fn by_select(world: &mut World) {
+        world.block_on(async {
+            for _ in 0..100 {
+                tokio::select! {
+                    () = std::future::ready(()) => time::sleep(Duration::from_millis(1)).await,
+                    () = std::future::ready(()) => time::sleep(Duration::from_millis(2)).await,
+                }
+            }
+        });
+    }
+    for test in [by_map, by_select] {
+        let failure = panic_of(|| simulation::for_each_seed(1, test));
+        assert!(failure.contains("two runs with the seed 0 differ"), "{failure}");
+        assert!(failure.contains("of a `HashMap`") && failure.contains("biased;"), "{failure}");
+        assert!(!failure.contains("a thread"), "{failure}");
+        let (_, rest) = failure.split_once("the first event that differs").expect("which");
+        assert!(
+            rest.contains("; the one before it was at ") && rest.ends_with(" in both"),
+            "{rest}"
+        );
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustix::thread::futex;
-use vigie_detect::{Instant, Waiter, clock::monotonic_now, sleep_thread};
+use vigie_detect::{Instant, Waiter, clock::monotonic_now, refuse_in_simulation, sleep_thread};
 
 use super::{
     SPINS,
@@ -137,7 +137,7 @@ impl ThreadMember {
     /// Enters, unless it has [arrived](Self::arrive) already, and blocks the thread until all members have.
     ///
     /// # Errors
-    /// [`BarrierError::Lost`].
+    /// [`BarrierError::Lost`]; [`BarrierError::Io`] in a simulation, whose one thread would wait for itself.
     #[inline]
     pub fn wait(&mut self) -> Result<Passed, BarrierError> {
         if !self.is_entered && self.enter()? == Arrival::Last {
@@ -162,7 +162,7 @@ impl ThreadMember {
     /// Blocks the thread until all members have entered the barrier in which this one has [arrived](Self::arrive).
     ///
     /// # Errors
-    /// [`BarrierError::Lost`]; [`BarrierError::ForeignToken`] for a token of another member or barrier.
+    /// [`BarrierError::Lost`]; [`BarrierError::ForeignToken`] for a token of another member or barrier; as [`wait`](Self::wait).
     pub fn depart(&mut self, token: Arrived) -> Result<Passed, BarrierError> {
         let own =
             Arrived { rank: self.rank, epoch: self.position.epoch, group: self.shared.number };
@@ -200,6 +200,8 @@ impl ThreadMember {
         let is_over =
             || shared.central.is_passed(position.target) || shared.absences.fails(position.epoch);
         if waiter.spin_blocking(|| is_over().then_some(())).is_none() {
+            refuse_in_simulation("other threads to wait for", "use a `TaskBarrier`")
+                .map_err(BarrierError::io("blocking a thread"))?;
             while !is_over() {
                 shared.sleep_unless(is_over);
             }

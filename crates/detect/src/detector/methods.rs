@@ -20,15 +20,21 @@ impl Methods {
     /// [`Detector::arm`](crate::Detector::arm) where [`Detector::arming`](crate::Detector::arming) says so.
     pub const NOTIFY: Self = Self(4);
     /// [`Detector::blocker`](crate::Detector::blocker) returns a call that blocks until an event may be
-    /// there.
+    /// there. The simulated flavor has no threads: it uses the other methods, and refuses a detector that has none.
     pub const BLOCK: Self = Self(8);
-    /// [`Detector::signal`](crate::Detector::signal) names a POSIX signal that announces events.
+    /// [`Detector::signal`](crate::Detector::signal) names a POSIX signal that announces events. In virtual time, it comes from
+    /// [`Server::raise`](crate::Server::raise) alone.
     pub const SIGNAL: Self = Self(16);
 
     /// Returns whether all methods of `other` are in this set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// Returns the methods of this set that are not in `other`.
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// Returns whether the set is empty; registration refuses such a detector.

@@ -10,6 +10,7 @@ use crate::sync::{
 #[derive(Debug)]
 pub(crate) struct SignalListener {
     address: HandleAddress,
+    signal: i32,
     /// Raised by handlers (release) before they notify; taken by the driver (acquire) before its poll.
     is_raised: AtomicBool,
     /// Written by handlers, before `is_raised`.
@@ -17,13 +18,17 @@ pub(crate) struct SignalListener {
 }
 
 impl SignalListener {
-    pub(crate) fn new(address: HandleAddress) -> Arc<Self> {
+    pub(crate) fn new(address: HandleAddress, signal: i32) -> Arc<Self> {
         let (is_raised, arrivals) = (AtomicBool::new(false), AtomicU64::new(0));
-        Arc::new(Self { address, is_raised, arrivals })
+        Arc::new(Self { address, signal, is_raised, arrivals })
     }
 
     pub(crate) const fn address(&self) -> HandleAddress {
         self.address
+    }
+
+    pub(crate) const fn signal(&self) -> i32 {
+        self.signal
     }
 
     /// Records that the signal has arrived `arrivals` times. Async-signal-safe: two atomic writes.

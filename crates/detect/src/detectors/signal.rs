@@ -20,6 +20,10 @@
 //! (`poll`, `epoll_wait`, `nanosleep`) still fail with `EINTR`. Threads that block the signal are
 //! skipped; if all block it, it does not arrive.
 //!
+//! # In virtual time
+//! A simulated process has signals of its own, and no handler is installed: what `vigie::simulation::Node::signal` raises at its
+//! node arrives, and nothing else.
+//!
 //! # Examples
 //! ```
 //! use rustix::process::{Signal, getpid, kill_process};
@@ -116,6 +120,30 @@ impl SignalKind {
     #[must_use]
     pub const fn as_raw_value(&self) -> i32 {
         self.0
+    }
+}
+
+impl fmt::Display for SignalKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            libc::SIGABRT => "SIGABRT",
+            libc::SIGALRM => "SIGALRM",
+            libc::SIGCHLD => "SIGCHLD",
+            libc::SIGCONT => "SIGCONT",
+            libc::SIGHUP => "SIGHUP",
+            libc::SIGINT => "SIGINT",
+            libc::SIGIO => "SIGIO",
+            libc::SIGKILL => "SIGKILL",
+            libc::SIGPIPE => "SIGPIPE",
+            libc::SIGQUIT => "SIGQUIT",
+            libc::SIGSTOP => "SIGSTOP",
+            libc::SIGTERM => "SIGTERM",
+            libc::SIGTSTP => "SIGTSTP",
+            libc::SIGUSR1 => "SIGUSR1",
+            libc::SIGUSR2 => "SIGUSR2",
+            libc::SIGWINCH => "SIGWINCH",
+            number => return write!(f, "signal {number}"),
+        })
     }
 }
 

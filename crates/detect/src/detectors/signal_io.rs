@@ -75,8 +75,11 @@ pub struct SignalIo {
 /// nothing else uses.
 ///
 /// # Errors
-/// Same as [`signal`](super::signal::signal).
+/// Same as [`signal`](super::signal::signal); [`RegisterError::Attach`] in virtual time, where descriptors send no signals.
 pub fn signal_io(server: &Server, kind: SignalKind) -> Result<Handle<SignalIo>, RegisterError> {
+    server
+        .refuse_in_simulation("signals of descriptors", "use its sockets, by `vigie::net`")
+        .map_err(RegisterError::Attach)?;
     let detector = SignalIo { kind, set: Vec::new() };
     server.register(detector, Registration::named("signal-io"))
 }

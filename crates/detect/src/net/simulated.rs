@@ -15,7 +15,7 @@ use tokio::io::ReadBuf;
 use super::socket::Socket;
 use crate::{
     network::{NetworkNode, NetworkSocket},
-    server::Server,
+    server::{Server, refuse_in_simulation},
     sync::Arc,
 };
 
@@ -120,7 +120,7 @@ pub(super) fn unix(
 
 /// Opens two Unix streams that are connected, if `server` is in virtual time.
 pub(super) fn stream_pair(server: &Server) -> io::Result<Option<[(OwnedFd, NetworkSocket); 2]>> {
-    let Some(node) = server.network_node() else { return Ok(None) };
+    let Some(node) = node_of(server)? else { return Ok(None) };
     let unix = || name(AddressFamily::UNIX, SocketType::STREAM);
     let (one, other) = (unix()?, unix()?);
     let [near, far] = NetworkSocket::stream_pair(node, [one.as_raw_fd(), other.as_raw_fd()]);
@@ -141,12 +141,24 @@ pub(super) fn address<S: Socket>(socket: &NetworkSocket, address: SocketAddr) ->
     S::simulated_address(address, socket.name_of(address))
 }
 
+/// Returns the place in the network of a server in virtual time. Refuses another server's sockets inside a simulation.
+fn node_of(server: &Server) -> io::Result<Option<&NetworkNode>> {
+    let node = server.network_node();
+    if node.is_none() {
+        refuse_in_simulation(
+            "sockets at a server of the kernel's events",
+            "open them at `Server::current()`",
+        )?;
+    }
+    Ok(node)
+}
+
 fn open(
     server: &Server,
     name: impl FnOnce() -> io::Result<OwnedFd>,
     open: impl FnOnce(&NetworkNode, i32) -> NetworkSocket,
 ) -> io::Result<Option<(OwnedFd, NetworkSocket)>> {
-    let Some(node) = server.network_node() else { return Ok(None) };
+    let Some(node) = node_of(server)? else { return Ok(None) };
     let name = name()?;
     let socket = open(node, name.as_raw_fd());
     Ok(Some((name, socket)))

@@ -75,7 +75,7 @@ macro_rules! shared_methods {
         pub fn into_std(self) -> io::Result<$socket> {
             if self.simulated.is_some() {
                 return Err(simulated::unsupported(
-                    "a simulated socket is none of the standard library",
+                    "a simulated socket is none of the standard library: use it as it is",
                 ));
             }
             Ok(self.fd.into_inner())

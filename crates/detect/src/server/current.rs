@@ -31,6 +31,35 @@ impl From<NoServer> for io::Error {
     }
 }
 
+/// The error where something would leave the simulation.
+pub(super) fn in_simulation(what: &str, remedy: &str) -> io::Error {
+    let text = format!("a simulation has no {what}, which would leave it: {remedy}");
+    io::Error::new(io::ErrorKind::Unsupported, text)
+}
+
+/// Refuses what would leave the simulation in which the calling task runs, for libraries that use devices, memory or threads of
+/// the kernel: `a simulation has no {what}, which would leave it: {remedy}`. Does nothing on a server of real time, or without one.
+///
+/// # Errors
+/// [`io::ErrorKind::Unsupported`] if the [current](Server::current) server is in virtual time.
+///
+/// # Examples
+/// ```
+/// use vigie_detect::{Simulation, refuse_in_simulation};
+///
+/// let open = || refuse_in_simulation("serial ports", "give the test a `tokio::io::duplex`");
+/// assert!(open().is_ok());
+/// let refused = Simulation::new(0).block_on(async move { open() })?;
+/// assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::Unsupported);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn refuse_in_simulation(what: &str, remedy: &str) -> io::Result<()> {
+    with_current(|server| match server {
+        Some(server) => server.refuse_in_simulation(what, remedy),
+        None => Ok(()),
+    })
+}
+
 impl Server {
     /// Returns the server that hosts the running task, or that this thread has
     /// [entered](Self::enter).
@@ -47,6 +76,17 @@ impl Server {
     /// [`NoServer`] if there is no such server.
     pub fn current_timers() -> Result<Handle<Timers>, NoServer> {
         with_current(|server| server.map(|server| server.timers().clone())).ok_or(NoServer)
+    }
+
+    /// Refuses `what` in virtual time: see [`refuse_in_simulation`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] if this server [is in virtual time](Self::is_virtual).
+    pub fn refuse_in_simulation(&self, what: &str, remedy: &str) -> io::Result<()> {
+        if !self.is_virtual() {
+            return Ok(());
+        }
+        Err(in_simulation(what, remedy))
     }
 
     /// Makes this server [current](Self::current) on this thread until the guard is dropped.

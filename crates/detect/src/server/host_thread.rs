@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::Server;
+use super::{Server, refuse_in_simulation};
 use crate::{detector::Flavor, sync::thread};
 
 /// A thread that only drives a [`Server`]. Dropping it shuts the server down and joins the thread;
@@ -47,8 +47,9 @@ impl HostThread {
     /// nothing else to run.
     ///
     /// # Errors
-    /// If no thread can be created.
+    /// If no thread can be created; [`io::ErrorKind::Unsupported`] inside a simulation.
     pub fn spawn(server: Server) -> io::Result<Self> {
+        refuse_in_simulation("threads", "the simulation drives its servers")?;
         let mut driver = server.driver();
         let hosted = server.clone();
         let thread = thread::Builder::new().name("vigie-driver".to_owned()).spawn(move || {

@@ -68,7 +68,7 @@ pub(crate) use self::handle_inner::lock_count::cores;
 #[cfg(feature = "tokio")]
 pub use self::tokio_host::TokioHost;
 pub use self::{
-    current::{NoServer, ServerGuard},
+    current::{NoServer, ServerGuard, refuse_in_simulation},
     driver::{Detected, Driver},
     embedded::EmbeddedDriver,
     handle::{EventStream, Handle, Wait},
@@ -117,7 +117,7 @@ impl Server {
     ///
     /// # Errors
     /// Fails if the kernel refuses an epoll, eventfd or timerfd; a server needs these three
-    /// descriptors.
+    /// descriptors. [`io::ErrorKind::Unsupported`] inside a simulation.
     pub fn new(flavor: Flavor) -> io::Result<Self> {
         Self::with_readiness_policy(flavor, Adaptive::default())
     }
@@ -141,6 +141,10 @@ impl Server {
         default: impl Into<Adaptive>,
         readiness: impl Policy,
     ) -> io::Result<Self> {
+        refuse_in_simulation(
+            "servers of the kernel's events",
+            "use `Server::current()`, or make the server before the simulation",
+        )?;
         let points = poller::epoll()?;
         let policies = (default.into(), Box::new(readiness) as Box<dyn Policy>);
         Self::build(flavor, ClockSource::Monotonic, points, policies)
@@ -281,6 +285,21 @@ impl Server {
             node.network.fill_random(bytes);
         }
         node.is_some()
+    }
+
+    /// Raises a signal, by its number, in virtual time, where the kernel's do not arrive: the detectors at this server that have the method
+    /// [`SIGNAL`](crate::Methods::SIGNAL) and name it get it. In real time, does nothing.
+    pub fn raise(&self, signal: i32) {
+        if self.is_virtual() {
+            self.owner.shared.raised.deliver(signal);
+            self.unpark();
+        }
+    }
+
+    /// Returns whether a detector at this server has ever named the signal, by its number, in virtual time: then its default action is off.
+    #[must_use]
+    pub fn has_caught(&self, signal: i32) -> bool {
+        self.owner.shared.raised.is_caught(signal)
     }
 
     /// Returns its place in the simulated network, in virtual time.

@@ -1,5 +1,7 @@
 //! The signals raised by handlers, until the driver takes them.
 
+use std::collections::BTreeSet;
+
 use crate::{
     detector::{HandleAddress, SignalListener},
     sync::{
@@ -14,6 +16,8 @@ pub(crate) struct RaisedSignals {
     /// A listener is raised. Written by handlers after the listener's own flag; taken by the driver.
     is_any_raised: AtomicBool,
     listeners: Mutex<Vec<Arc<SignalListener>>>,
+    /// In virtual time: the signals that have had a listener.
+    caught: Mutex<BTreeSet<i32>>,
 }
 
 impl RaisedSignals {
@@ -23,6 +27,24 @@ impl RaisedSignals {
 
     pub(crate) fn remove(&self, listener: &Arc<SignalListener>) {
         lock(&self.listeners).retain(|other| !Arc::ptr_eq(other, listener));
+    }
+
+    /// Notes that nothing has its default action any more for this signal, until the server ends.
+    pub(crate) fn catch(&self, signal: i32) {
+        lock(&self.caught).insert(signal);
+    }
+
+    /// Returns whether there is, or was, a listener to this signal, in virtual time.
+    pub(crate) fn is_caught(&self, signal: i32) -> bool {
+        lock(&self.caught).contains(&signal)
+    }
+
+    /// Does what the handler of a signal does, in virtual time.
+    pub(crate) fn deliver(&self, signal: i32) {
+        for listener in lock(&self.listeners).iter().filter(|it| it.signal() == signal) {
+            listener.record(1);
+        }
+        self.raise();
     }
 
     /// Records that a listener is raised. Async-signal-safe: one atomic write.

@@ -1,15 +1,29 @@
 //! Registration: how a detector gets its place at a server.
 
 use super::{
-    handle::Handle, handle_inner::HandleInner, registered::Registered, registration::Registration,
-    shared::ServerShared, signals::SignalRegistration,
+    current::in_simulation, handle::Handle, handle_inner::HandleInner, registered::Registered,
+    registration::Registration, shared::ServerShared, signals::SignalRegistration,
 };
 use crate::{
-    detector::{Detector, DriverHandle, Methods, SignalListener},
+    detector::{Detector, DriverHandle, Flavor, Methods, SignalListener},
     error::{RegisterError, WaitError, caught},
     policy::{Decision, History, Policy, strategies},
     sync::{Arc, Weak, lock},
 };
+
+/// Returns the methods that a simulated process can use: it has no helper threads.
+fn without_threads(shared: &ServerShared, methods: Methods) -> Result<Methods, RegisterError> {
+    if !matches!(shared.flavor(), Flavor::Simulated { .. }) || !methods.contains(Methods::BLOCK) {
+        return Ok(methods);
+    }
+    let rest = methods.without(Methods::BLOCK);
+    if rest.is_empty() {
+        let remedy = "offer a method that polls, or make a single call with `spawn_blocking`";
+        let error = in_simulation("detectors that only block, on a thread of their own", remedy);
+        return Err(RegisterError::Attach(error));
+    }
+    Ok(rest)
+}
 
 /// Registers a detector with `policy`, or with the policy of the registration or the server.
 pub(crate) fn register<D: Detector>(
@@ -28,6 +42,7 @@ pub(crate) fn register<D: Detector>(
     if methods.is_empty() {
         return Err(RegisterError::NoMethod);
     }
+    let methods = without_threads(shared, methods)?;
     let signal = if methods.contains(Methods::SIGNAL) {
         let signal = caught("signal", || detector.signal()).map_err(panicked)?;
         Some(signal.ok_or(RegisterError::NoSignal)?)
@@ -46,7 +61,7 @@ pub(crate) fn register<D: Detector>(
     }
 
     let address = shared.reserve()?;
-    let listener = signal.map(|_| SignalListener::new(address));
+    let listener = signal.map(|signal| SignalListener::new(address, signal));
     let home: Weak<ServerShared> = Arc::downgrade(shared);
     let clock = (shared.clock().clone(), shared.flavor());
     let driver = DriverHandle::new(home, clock, address, listener.clone());

@@ -257,6 +257,11 @@ impl ServerShared {
         }
     }
 
+    /// Returns whether it is in virtual time.
+    pub(crate) const fn is_virtual(&self) -> bool {
+        matches!(self.poller_handle, PollerHandle::Virtual(_))
+    }
+
     pub(crate) fn notify(&self, address: HandleAddress) {
         if self.is_inherited() {
             return;

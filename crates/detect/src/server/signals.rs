@@ -49,6 +49,11 @@ impl SignalRegistration {
         shared.raised.add(listener);
         let (shared, listener) = (Arc::clone(shared), Arc::clone(listener));
         let mut this = Self { shared, listener, actions: [None, None] };
+        if this.shared.is_virtual() {
+            // A simulated process has signals of its own: see `Server::raise`.
+            this.shared.raised.catch(signal);
+            return Ok(this);
+        }
         this.actions[0] = Some(this.act_on(signal, 1).map_err(RegisterError::Signal)?);
         if signal >= libc::SIGRTMIN() {
             // The kernel queues a limited number of real-time signals [signal(7)]. One that a

@@ -32,14 +32,17 @@ use crate::{kit::child::in_child, pass, seen};
 struct Witness {
     handle: Handle<Signals>,
     _server: Server,
+    /// The one in virtual time, whose process has signals of its own.
+    simulated: Option<Server>,
 }
 
 impl Witness {
-    /// For everything registered for `signal` until now.
-    fn new(signal: Signal) -> Result<Arc<Self>, RegisterError> {
+    /// For everything registered for `signal` until now, at `watched` and elsewhere.
+    fn new(signal: Signal, watched: &Server) -> Result<Arc<Self>, RegisterError> {
         let server = Server::new(Flavor::UserLevel).expect("a server");
         let handle = self::signal(&server, SignalKind::from_raw(signal.as_raw()))?;
-        Ok(Arc::new(Self { handle, _server: server }))
+        let simulated = watched.is_virtual().then(|| watched.clone());
+        Ok(Arc::new(Self { handle, _server: server, simulated }))
     }
 
     fn arrivals(&self) -> u64 {
@@ -48,6 +51,9 @@ impl Witness {
 
     /// Sends `signal` to this process and waits until the handler has run: another thread may do that.
     fn send(&self, signal: Signal) {
+        if let Some(server) = &self.simulated {
+            return server.raise(signal.as_raw());
+        }
         let before = self.arrivals();
         kill_process(getpid(), signal).expect("this process may send to itself");
         while self.arrivals() == before {
@@ -104,7 +110,7 @@ impl Harness for SignalHarness {
 fn signals_conform() {
     pass("signals::signals_conform", |world: &World| {
         let handle = signal(world.server(), SignalKind::USER_DEFINED_1)?;
-        let witness = Witness::new(Signal::USR1)?;
+        let witness = Witness::new(Signal::USR1, world.server())?;
         Ok(SignalHarness { handle, signal: Signal::USR1, witness, streamed: 0 })
     });
 }
@@ -294,7 +300,7 @@ fn faulty(
     move |world| {
         let detector = Faulty { fault, signal, taken: 0, driver: None };
         let handle = world.server().register(detector, Registration::named("faulty"))?;
-        let witness = Witness::new(signal)?;
+        let witness = Witness::new(signal, world.server())?;
         Ok(FaultyHarness { handle, fault, signal, witness })
     }
 }
@@ -349,7 +355,7 @@ fn a_signal_reaches_busy_and_sleeping_hosts() {
     let mut driver = server.driver();
     let first = signal(&server, SignalKind::CHILD).expect("a signal");
     let second = signal(&server, SignalKind::CHILD).expect("the same signal");
-    let witness = Witness::new(Signal::CHILD).expect("the same signal");
+    let witness = Witness::new(Signal::CHILD, &server).expect("the same signal");
     assert_eq!(first.history().1, Strategy::Signal);
     let (mut one, mut other) = (first.wait(()), second.wait(()));
     assert!(poll(&mut one).is_pending() && poll(&mut other).is_pending());

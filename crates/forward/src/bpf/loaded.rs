@@ -127,7 +127,8 @@ impl LoadedProgram {
         let words = program.words(number);
         let kind = program.kind();
         let descriptor = sys::load(kind, program.name(), &words, None).or_else(|first| {
-            if first.raw_os_error() == Some(libc::EPERM) {
+            let is_refused = first.kind() == io::ErrorKind::Unsupported;
+            if is_refused || first.raw_os_error() == Some(libc::EPERM) {
                 let what = "loading a BPF program";
                 return Err(PrivilegeError::of(what, &privilege::LOADING, first).into());
             }

@@ -11,6 +11,8 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
 };
 
+use vigie_detect::refuse_in_simulation;
+
 use super::{
     map::{MapKind, MapSpec},
     program::ProgramKind,
@@ -74,6 +76,7 @@ impl Attribute {
 
     /// Calls the kernel. Only for memory of this module's callers that is large enough (bpf-1).
     fn call(&mut self, command: i64) -> io::Result<i64> {
+        refuse_in_simulation("BPF in a kernel", "run the stages in a `PipelineSimulation`")?;
         let bytes = self.0.as_mut_ptr();
         // SAFETY: the kernel reads and writes 128 bytes, which are there, and memory to which they point, of
         // the lengths that go with it (bpf-1), which lives until the caller of this function returns.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, os::fd::BorrowedFd, sync::Arc, thread};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
-use vigie_detect::Instant;
+use vigie_detect::{Instant, refuse_in_simulation};
 use vigie_via::link::Capability;
 
 use super::{
@@ -384,6 +384,8 @@ impl PassAll {
     /// # Errors
     /// As [`new`](Self::new), and [`NicError::Namespace`]; entering requires `CAP_SYS_ADMIN`.
     pub fn inside(namespace: BorrowedFd<'_>, interface: u32) -> Result<Self, NicError> {
+        refuse_in_simulation("network namespaces of the kernel", "cut its links between nodes")
+            .map_err(NicError::Namespace)?;
         thread::scope(|scope| {
             let enter = || {
                 move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))

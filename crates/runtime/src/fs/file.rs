@@ -15,7 +15,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
 use vigie_detect::budget;
 
-use super::{Metadata, OpenOptions, joined, open_file::OpenFile};
+use super::{Metadata, OpenOptions, joined, open_file::OpenFile, refuse_std_file};
 use crate::{
     sync::{Arc, AtomicBool, Condvar, Ordering, PoisonError, RealMutex},
     task_cell::JoinHandle,
@@ -383,6 +383,9 @@ impl NoWait {
                 return it.try_read(room, (offset != OWN_POSITION).then_some(offset));
             }
         };
+        if let Err(refused) = refuse_std_file() {
+            return Some(Err(refused));
+        }
         if !self.read.load(Ordering::Relaxed) {
             return None;
         }
@@ -403,6 +406,9 @@ impl NoWait {
             OpenFile::Std(file) => file,
             OpenFile::Simulated(it) => return it.try_write(bytes),
         };
+        if let Err(refused) = refuse_std_file() {
+            return Some(Err(refused));
+        }
         if !self.write.load(Ordering::Relaxed) {
             return None;
         }

@@ -35,8 +35,10 @@ pub use file::File;
 pub use metadata::{FileType, Metadata};
 pub use open_options::OpenOptions;
 
+use vigie_detect::refuse_in_simulation;
+
 use crate::{
-    flavor::simulated::{self, SimulatedDisk},
+    flavor::simulated::SimulatedDisk,
     handle::{Handle, Scheduler},
     spawn, spawn_blocking,
     sync::Arc,
@@ -51,8 +53,13 @@ const UMASK: u32 = 0o022;
 async fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    simulated::refuse("a file of the standard library")?;
+    refuse_std_file()?;
     joined(spawn_blocking(call)).await
+}
+
+/// Refuses files of the kernel inside a simulation.
+fn refuse_std_file() -> io::Result<()> {
+    refuse_in_simulation("files of the standard library", "open it with `vigie::fs`")
 }
 
 async fn joined<T>(task: JoinHandle<io::Result<T>>) -> io::Result<T> {

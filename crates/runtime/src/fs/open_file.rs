@@ -14,9 +14,9 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socket_with},
 };
 
-use super::Metadata;
+use super::{Metadata, refuse_std_file};
 use crate::{
-    flavor::simulated::{self, OpenedFile},
+    flavor::simulated::OpenedFile,
     spawn, spawn_blocking,
     sync::{Arc, OnceLock, PoisonError, RealGuard, RealMutex},
     task_cell::JoinHandle,
@@ -52,7 +52,7 @@ impl OpenFile {
         let file = Arc::clone(self);
         match &**self {
             Self::Std(_) => spawn_blocking(move || {
-                simulated::refuse("a file of the standard library")?;
+                refuse_std_file()?;
                 call(&file)
             }),
             Self::Simulated(it) => {

@@ -138,7 +138,7 @@ fn cause_of(error: &io::Error) -> &'static str {
 /// Within a version, fields may be added but not changed.
 ///
 /// # Errors
-/// [`ServeError`]: a live program already serves at the path, something else is there, or the kernel refuses.
+/// [`ServeError`]: a live program already serves at the path, something else is there, or the kernel refuses; the runtime is simulated.
 ///
 /// # Examples
 /// ```no_run
@@ -149,6 +149,8 @@ fn cause_of(error: &io::Error) -> &'static str {
 pub fn serve(handle: &Handle, path: impl AsRef<Path>) -> Result<MetricsSocket, ServeError> {
     let path = path.as_ref();
     let failed = |source: io::Error| ServeError::Io { path: path.to_owned(), source };
+    let simulated = handle.server().refuse_in_simulation("metrics socket", "ask `Handle::metrics`");
+    simulated.map_err(failed)?;
     let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|error| failed(error.into()))?;
     let thread_stop = stop.try_clone().map_err(failed)?;

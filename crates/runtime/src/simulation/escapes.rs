@@ -2,18 +2,24 @@
 
 #![expect(unsafe_code, reason = "they stand for functions of the C library")]
 
-use std::{backtrace::Backtrace, ffi::c_void, time::Duration};
+use std::{
+    backtrace::Backtrace,
+    ffi::{CStr, c_void},
+    ptr::NonNull,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use crate::{
     flavor::simulated::{self, PolledIn},
     handle::{Handle, Scheduler},
+    sync::{AtomicBool, Ordering},
 };
 
 /// Puts functions in the place of the C library's, in a test program: once, outside of all functions. While a simulated node's
 /// task is polled,
 ///
-/// - a thread that starts, a sleep, and a `bind` or `connect` of a real socket fail the run, with the task and the place of the
-///   call;
+/// - a thread or process that starts, a sleep, and a `bind` or `connect` of a real socket fail the run, with the task and the place of
+///   the call;
 /// - `std::time` reads the virtual clock, and the node's wall clock, as [`system_time`](crate::time::system_time) does; what waits for that clock, in a loop or with a
 ///   time-out of std's, fails the run, too;
 /// - the system's random numbers come from the seed. std's `HashMap` still has an order of its own in each thread, which is drawn
@@ -51,6 +57,25 @@ macro_rules! catch_escapes {
                 unsafe {
                     $crate::simulation::escapes::pthread_create(thread, attributes, start, argument)
                 }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn posix_spawnp(
+                process: *mut c_void,
+                program: *const c_void,
+                actions: *const c_void,
+                attributes: *const c_void,
+                arguments: *const c_void,
+                environment: *const c_void,
+            ) -> c_int {
+                let attributes = [actions, attributes];
+                let texts = [program, arguments, environment];
+                unsafe { $crate::simulation::escapes::posix_spawnp(process, attributes, texts) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn fork() -> c_int {
+                unsafe { $crate::simulation::escapes::fork() }
             }
 
             #[unsafe(no_mangle)]
@@ -100,6 +125,15 @@ pub use catch_escapes;
 type StartRoutine = extern "C" fn(*mut c_void) -> *mut c_void;
 type PthreadCreate =
     unsafe extern "C" fn(*mut c_void, *const c_void, StartRoutine, *mut c_void) -> i32;
+type PosixSpawn = unsafe extern "C" fn(
+    *mut c_void,
+    *const c_void,
+    *const c_void,
+    *const c_void,
+    *const c_void,
+    *const c_void,
+) -> i32;
+type Fork = unsafe extern "C" fn() -> i32;
 
 /// pthread_create(3).
 ///
@@ -113,15 +147,54 @@ pub unsafe fn pthread_create(
     argument: *mut c_void,
 ) -> i32 {
     escaped("starts a thread");
-    // SAFETY: the name is a C string.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
-    if next.is_null() {
-        return libc::EAGAIN;
-    }
+    let Some(next) = next(c"pthread_create") else { return libc::EAGAIN };
     // SAFETY: the C library's function of this name has this type.
-    let next = unsafe { std::mem::transmute::<*mut c_void, PthreadCreate>(next) };
+    let next = unsafe { std::mem::transmute::<NonNull<c_void>, PthreadCreate>(next) };
     // SAFETY: the caller keeps its promises.
     unsafe { next(thread, attributes, start, argument) }
+}
+
+/// posix_spawnp(3), with its actions and attributes, and its program, arguments and environment.
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+#[must_use = "it says whether the call failed"]
+pub unsafe fn posix_spawnp(
+    process: *mut c_void,
+    [actions, attributes]: [*const c_void; 2],
+    [program, arguments, environment]: [*const c_void; 3],
+) -> i32 {
+    if escaped("starts a process") {
+        return libc::EAGAIN;
+    }
+    let Some(next) = next(c"posix_spawnp") else { return libc::EAGAIN };
+    // SAFETY: the C library's function of this name has this type.
+    let next = unsafe { std::mem::transmute::<NonNull<c_void>, PosixSpawn>(next) };
+    // SAFETY: the caller keeps its promises.
+    unsafe { next(process, program, actions, attributes, arguments, environment) }
+}
+
+/// fork(2).
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+#[must_use = "the child and the parent go different ways"]
+pub unsafe fn fork() -> i32 {
+    // It is made all the same, since a caller knows no failure without `errno`; the run fails before the next poll.
+    escaped("starts a process");
+    let Some(next) = next(c"fork") else { return -1 };
+    // SAFETY: the C library's function of this name has this type.
+    let next = unsafe { std::mem::transmute::<NonNull<c_void>, Fork>(next) };
+    // SAFETY: the caller keeps its promises.
+    unsafe { next() }
+}
+
+/// Returns the C library's function of this name.
+fn next(name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: the name is a C string.
+    NonNull::new(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) })
 }
 
 /// nanosleep(2).
@@ -188,6 +261,9 @@ pub unsafe fn connect(socket: i32, to: *const c_void, length: u32) -> i32 {
 /// As for the function.
 #[doc(hidden)]
 pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
+    if !ARE_CAUGHT.load(Ordering::Relaxed) {
+        ARE_CAUGHT.store(true, Ordering::Relaxed);
+    }
     let is_wall = match clock {
         libc::CLOCK_MONOTONIC | libc::CLOCK_BOOTTIME | libc::CLOCK_MONOTONIC_COARSE => Some(false),
         libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Some(true),
@@ -207,6 +283,16 @@ pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
     }
     // SAFETY: the caller's arguments are the call's.
     result(unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) })
+}
+
+/// The program has [`catch_escapes!`].
+static ARE_CAUGHT: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether this program has [`catch_escapes!`].
+pub(super) fn are_caught() -> bool {
+    // std asks the C library, or what stands in its place.
+    let _ = UNIX_EPOCH.elapsed();
+    ARE_CAUGHT.load(Ordering::Relaxed)
 }
 
 /// Returns what the wall clock of the current node shows, since 1970.
@@ -265,9 +351,16 @@ fn call_site() -> String {
         !is_std && is_foreign(pair[0]) && !pair[1].contains("simulation/escapes.rs")
     });
     let is_macro = |function: &str| {
-        ["::pthread_create", "::nanosleep", "::clock_nanosleep", "::bind", "::connect"]
-            .iter()
-            .any(|name| function.ends_with(name))
+        let all = [
+            "::pthread_create",
+            "::posix_spawnp",
+            "::fork",
+            "::nanosleep",
+            "::clock_nanosleep",
+            "::bind",
+            "::connect",
+        ];
+        all.iter().any(|name| function.ends_with(name))
     };
     let site = foreign.find(|pair| !is_macro(pair[0]));
     site.map_or_else(|| "at an unknown place".to_owned(), |pair| pair[1].to_owned())

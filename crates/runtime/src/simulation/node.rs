@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use vigie_detect::{Link, NodeId};
+use vigie_detect::{Link, NodeId, detectors::signal::SignalKind};
 
 use super::world::World;
 use crate::{
@@ -104,12 +104,70 @@ impl Node {
         self.world.pause(self.id, false);
     }
 
-    /// Sets how its disk behaves from now on.
+    /// Sends a signal to its process, as `kill` does. Those that have called [`signal()`](crate::signal::unix::signal) or
+    /// [`ctrl_c`](crate::signal::ctrl_c) on this node get it, if they wait or will; if the process has never listened to it, the default
+    /// action follows: most signals end the process as [`kill`](Self::kill) does, SIGSTOP and its like [pause](Self::pause) it, and SIGCONT
+    /// resumes it; SIGCHLD, SIGPIPE, SIGURG and SIGWINCH do nothing. A node that is down has no process, and gets nothing.
+    ///
+    /// # Panics
+    /// If the world is gone.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use vigie_runtime::{signal::unix::{SignalKind, signal}, simulation::World, time};
+    ///
+    /// let mut world = World::new(1);
+    /// let saved = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    /// let by_service = saved.clone();
+    /// let service = world.node("service").run(move || {
+    ///     let saved = by_service.clone();
+    ///     async move {
+    ///         signal(SignalKind::terminate())?.recv().await;
+    ///         saved.store(true, std::sync::atomic::Ordering::Relaxed);
+    ///         Ok::<(), std::io::Error>(())
+    ///     }
+    /// });
+    /// world.block_on(async {
+    ///     time::sleep(Duration::from_secs(1)).await;
+    ///     service.signal(SignalKind::terminate());
+    ///     time::sleep(Duration::from_secs(1)).await;
+    /// });
+    /// assert!(saved.load(std::sync::atomic::Ordering::Relaxed));
+    /// ```
+    #[track_caller]
+    pub fn signal(&self, kind: SignalKind) {
+        let (shared, number) = (self.shared(), kind.as_raw());
+        let is_caught = shared.server.has_caught(number);
+        match number {
+            libc::SIGCONT => self.resume(),
+            libc::SIGSTOP => return self.pause(),
+            libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU if !is_caught => return self.pause(),
+            _ => {}
+        }
+        // It is counted whatever becomes of it, so that the numbers of later faults do not depend on that.
+        let recorder = &self.world.recorder;
+        if is_caught || is_ignored(number) || self.is_down() {
+            if recorder.admit(self.id, || kind.to_string()) {
+                shared.server.raise(number);
+            }
+        } else if recorder.admit_end(self.id, &kind.to_string()) {
+            self.world.request(Fault::Kill(self.id));
+        }
+    }
+
+    /// Sets how its disk behaves from now on. That is a fault, which shrinking may leave out; the default, [`Disk::new`], ends it.
     ///
     /// # Panics
     /// If the world is gone.
     #[track_caller]
     pub fn disk(&self, disk: Disk) {
+        let recorder = &self.world.recorder;
+        if disk == Disk::new() {
+            recorder.ended(self.id, "disk");
+        } else if !recorder.admit(self.id, || format!("disk: {disk:?}")) {
+            return;
+        }
         let _ = self.shared().machine.disk.configure(disk);
     }
 
@@ -253,6 +311,11 @@ impl Node {
                 .world
                 .with_nodes(|nodes| nodes.get(self.id.index()).is_none_or(|node| node.is_ending()))
     }
+}
+
+/// Returns whether a signal does nothing to a Rust program that does not listen to it.
+const fn is_ignored(number: i32) -> bool {
+    matches!(number, libc::SIGCHLD | libc::SIGCONT | libc::SIGPIPE | libc::SIGURG | libc::SIGWINCH)
 }
 
 impl fmt::Debug for Node {

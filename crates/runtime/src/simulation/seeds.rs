@@ -9,7 +9,7 @@ use std::{
 
 use vigie_detect::{Flavor, TraceDetail, TraceEvent};
 
-use super::{failure, shrink, timeline, world::World};
+use super::{escapes, failure, shrink, timeline, world::World};
 use crate::{
     flavor::simulated::{FaultPlan, SimulatedWorld},
     runtime::Runtime,
@@ -138,7 +138,11 @@ fn explain<T: TestOutcome>(failed: &SimulatedWorld, plan: &FaultPlan, run: &mut 
     let seed = failed.seed;
     eprintln!("{}", failure::report(seed));
     let can_shrink = failed.recorder.can_shrink();
-    if let Some(shrunk) = can_shrink.then(|| shrink::shrink(seed, plan, run)).flatten() {
+    let shrunk = can_shrink.then(|| shrink::shrink(seed, plan, run));
+    if let Some(None) = &shrunk {
+        eprintln!("it has not failed again, so it depends on more than its seed: {}", suspects());
+    }
+    if let Some(shrunk) = shrunk.flatten() {
         let command = failure::command(seed);
         eprintln!("{}: replay that with `{}{command}`", shrunk.report(), shrunk.variables());
         timeline::keep(&shrunk.world);
@@ -189,9 +193,10 @@ impl RunTrace {
         let differs = |index: &usize| self.events.get(*index) != other.events.get(*index);
         Some(match (0..count).find(differs) {
             Some(index) => format!(
-                "the first event that differs is number {index}, {} in one run and {} in the other",
+                "the first event that differs is number {index}, {} in one run and {} in the other; the one before it was {} in both",
                 show(self, index),
-                show(other, index)
+                show(other, index),
+                index.checked_sub(1).map_or_else(|| "none".to_owned(), |before| show(self, before)),
             ),
             None => format!("their first {count} events are the same"),
         })
@@ -199,10 +204,22 @@ impl RunTrace {
 }
 
 fn difference_message(seed: u64, difference: &str) -> String {
+    let suspects = suspects();
     format!(
-        "two runs with the seed {seed} differ: the test depends on something else, such as a real clock, a thread, \
-         `select!` without `biased`, or the iteration order of a `HashMap`; {difference}"
+        "two runs with the seed {seed} differ, so the test depends on more: {suspects}; {difference}"
     )
+}
+
+/// Says what usually makes two runs of a seed differ in this program.
+fn suspects() -> &'static str {
+    if escapes::are_caught() {
+        "probably on the iteration order of a `HashMap` (take a `BTreeMap`, or a hasher without random keys), or on tokio's \
+         `select!`, which draws the branch that it polls first (write `biased;` as its first line)"
+    } else {
+        "on a real clock, a thread, a random number of the system (`vigie::simulation::catch_escapes!()` in the test program excludes \
+         these three), the iteration order of a `HashMap` (take a `BTreeMap`, or a hasher without random keys), or tokio's `select!`, which draws \
+         the branch that it polls first (write `biased;` as its first line)"
+    }
 }
 
 /// The result of a test: see [`run_test`].

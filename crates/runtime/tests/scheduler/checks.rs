@@ -24,7 +24,7 @@
 //! `h / (h + a)`, between 5 and 25 %. In each window of 10 ms it has that, times the part of its waiting that exceeds
 //! a latency of `5 ms + base` (in `share.rs`, reactions run alone for 5 ms at most). While one of the reaction lane
 //! has waited for longer than `base`, and no worker sleeps, that lane is owed `min(a, 0.75 * w)`, less one poll and
-//! the largest debt of each worker, 2 ms; but not in windows in which a thread sleeps in the kernel inside a poll,
+//! the largest debt of each worker, 1 ms; but not in windows in which a thread sleeps in the kernel inside a poll,
 //! where the bounds of events say how late it is replaced. What exceeds a long poll counts for either lane, and so
 //! does a poll that sleeps in the kernel until it can be replaced, which takes `base`. Where the kernel divides the
 //! cores anew at a tick only, one tick in which threads that compute wait for a core counts, too.
@@ -64,7 +64,7 @@ const SLACK_NS: u64 = 30_000;
 const DEBT_NS: u64 = 250_000;
 
 /// The most that it owes: a poll that waited for a core counts with all its time.
-pub(crate) const DEBT_MAX_NS: u64 = 8 * DEBT_NS;
+const DEBT_MAX_NS: u64 = 4 * DEBT_NS;
 
 /// The most long polls that `need.rs` puts off a call: for events, and for short tasks.
 const PUT_OFF_EVENTS_MAX: u64 = 16;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     MS, Report, US,
-    checks::{Checks, DEBT_MAX_NS},
+    checks::Checks,
     loads::{self, Source},
     run_with,
     world::{Options, World},
@@ -76,7 +76,7 @@ fn other_numbers_of_cores_keep_the_promise() {
     let of_cores = |workers: usize| [workers.div_ceil(4), workers.div_ceil(2), 2 * workers];
     let machines =
         SIZES.into_iter().flat_map(|workers| of_cores(workers).map(|cores| (workers, cores)));
-    for (workers, cores) in machines.filter(|&(workers, cores)| workers > 1 || cores == 1) {
+    for (workers, cores) in machines {
         for seed in 0..if workers < 256 { 3 } else { 1 } {
             let options = Options { polls_max: 1_000, ..machine(workers, cores, seed) };
             check(&run_with(options, |world| draw_loads(world, seed)));
@@ -88,15 +88,11 @@ fn draw_loads(world: &World, seed: u64) -> (Vec<Source>, String) {
     loads::draw_loads(world, &mut fastrand::Rng::with_seed(seed))
 }
 
-/// Goal: what is known to be missed: a worker without others, on a machine with a core to spare, pays what a long poll of the reaction lane owes the
-/// compute lane in one piece, up to 2 ms, although a reserve thread has served that lane meanwhile; events wait for as long. With a core for each
-/// worker, a thread waits for the core then, too. Method: such a run, whose only failures are these.
+/// Goal: a worker without others, on a machine with a core to spare, pays what a long poll of the reaction lane owes the compute lane in pieces so short
+/// that events keep their bound, although reserve threads serve while it is inside that poll, and not while it pays. Method: loads drawn by 64 seeds.
 #[test]
-fn a_lone_worker_pays_its_debt_at_once() {
-    let options = machine(1, 2, 0);
-    let report = run_with(options, |world| draw_loads(world, 0));
-    let are_events = report.failures.iter().all(|failure| failure.starts_with("event: "));
-    assert!(are_events && !report.failures.is_empty(), "{:#?}", report.failures);
-    let most = report.waits.iter().max().expect("events");
-    assert!(*most <= Checks::new(options).base_ns() + DEBT_MAX_NS, "{most} ns");
+fn a_lone_worker_pays_its_debt_in_short_pieces() {
+    for seed in 0..64 {
+        check(&run_with(machine(1, 2, seed), |world| draw_loads(world, seed)));
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use vigie_detect::refuse_in_simulation;
+
 use super::{
     Link,
     address::{EtherType, MacAddress},
@@ -149,6 +151,8 @@ impl LinkBuilder {
             return Err(OpenError::InvalidSetting { name: "busy_poll", value, range });
         }
 
+        refuse_in_simulation("interfaces for raw frames", "use datagrams over UDP there")
+            .map_err(|source| OpenError::Kernel { what: "opening a link", source })?;
         let monitor = Monitor::open(&self.name)?;
         let settings = LinkSettings {
             index: monitor.interface().index,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use rustix::event::{Timespec, epoll};
-use vigie_detect::{ArmOutcome, Instant};
+use vigie_detect::{ArmOutcome, Instant, refuse_in_simulation};
 
 use super::{
     connecting::{Caller, ConnectAttempt, ConnectRequest},
@@ -117,8 +117,9 @@ impl Shm {
     /// Opens a NIC. Others can reach it at once.
     ///
     /// # Errors
-    /// [`ViError::Io`] if no descriptors or memory are left, or the kernel has no memfd.
+    /// [`ViError::Io`] if no descriptors or memory are left, or the kernel has no memfd; in a simulation, whose nodes share none.
     pub fn open() -> Result<Self, ViError> {
+        refuse_in_simulation("shared memory", "join the ranks over `via::udp`")?;
         let place = ShmAddress { name: random()?, token: random()? };
         let listener = sys::listen(&place.socket_name())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use rustix::event::epoll;
-use vigie_detect::{ArmOutcome, Instant};
+use vigie_detect::{ArmOutcome, Instant, refuse_in_simulation};
 
 use super::{
     NAME,
@@ -86,6 +86,8 @@ impl Verbs {
     /// # Errors
     /// [`OpenError`] if there is no device, none has that address, or resources are missing.
     pub fn open(config: &VerbsConfig) -> Result<Self, OpenError> {
+        refuse_in_simulation("RDMA devices", "use `via::udp` there")
+            .map_err(OpenError::resource("opening a device"))?;
         if config.ip.is_unspecified() {
             return Err(OpenError::Unspecified(config.ip));
         }

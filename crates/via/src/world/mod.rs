@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use vigie_detect::{Instant, Server};
+//! use vigie_detect::{Instant, Server, refuse_in_simulation};
 //! use vigie_via::world::World;
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
@@ -66,7 +66,7 @@ pub mod wire;
 
 use std::{env, fmt, future::Future, io, pin::Pin, process, sync::Arc};
 
-use vigie_detect::{Instant, Server};
+use vigie_detect::{Instant, Server, refuse_in_simulation};
 
 use self::environment::Launcher;
 pub use self::{
@@ -366,7 +366,8 @@ impl World {
     /// # Errors
     /// [`WorldError::Environment`] if the variables do not lead to a launcher, [`WorldError::Refused`],
     /// [`WorldError::AlreadyJoined`] on the second call (which without a launcher makes another world
-    /// instead), [`WorldError::TimedOut`]; those of [`WorldError`] that a launcher can cause.
+    /// instead), [`WorldError::TimedOut`]; [`WorldError::Io`] for a launcher in a simulation; those of [`WorldError`] that a launcher can
+    /// cause.
     pub async fn join(deadline: Instant) -> Result<Self, WorldError> {
         let server = Server::current().map_err(io::Error::from)?;
         Self::join_on(&server, deadline).await
@@ -380,7 +381,11 @@ impl World {
     /// # Errors
     /// As [`join`](Self::join).
     pub async fn join_on(server: &Server, deadline: Instant) -> Result<Self, WorldError> {
-        match environment::find(|variable| env::var_os(variable))? {
+        let launcher = environment::find(|variable| env::var_os(variable))?;
+        if !matches!(launcher, Launcher::None) {
+            server.refuse_in_simulation("launcher", "make the ranks with `world::local`")?;
+        }
+        match launcher {
             Launcher::None => Ok(Self::single(server)?),
             Launcher::Inherited { descriptor } => {
                 let socket = unix::inherited(RENDEZVOUS_VARIABLE, &descriptor)?;
@@ -534,8 +539,14 @@ impl World {
     ///
     /// `vigie-run` and Hydra then end with `code`; Slurm's `srun` ends with the largest code of any rank,
     /// which is that of the ranks it has killed.
+    ///
+    /// # Panics
+    /// In a simulation, whose ranks have one process in common.
     pub fn abort(&self, code: i32) -> ! {
         self.bootstrap.abort(code);
+        if let Err(error) = refuse_in_simulation("process of each rank", "let its node crash") {
+            panic!("a rank aborts with {code}: {error}");
+        }
         process::exit(code)
     }
 }

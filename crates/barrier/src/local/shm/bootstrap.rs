@@ -10,7 +10,9 @@ use std::{
 };
 
 use thiserror::Error;
-use vigie_detect::{AsyncFd, Instant, NoServer, Server, detectors::readiness::Direction};
+use vigie_detect::{
+    AsyncFd, Instant, NoServer, Server, detectors::readiness::Direction, refuse_in_simulation,
+};
 use vigie_via::{
     auth::random,
     world::{World, WorldError},
@@ -150,6 +152,15 @@ pub struct ShmBootstrap {
     listener: Option<OwnedFd>,
 }
 
+/// Refuses to form a group inside a simulation.
+fn require_processes() -> Result<(), ShmFormationError> {
+    let refused = refuse_in_simulation(
+        "processes that share memory",
+        "form a `NetBarrier` over UDP, or use a `TaskBarrier`",
+    );
+    refused.map_err(ShmFormationError::io("forming a group over shared memory"))
+}
+
 impl ShmBootstrap {
     /// The largest group: each member has a descriptor for every other one.
     pub const SIZE_MAX: u32 = 1024;
@@ -172,6 +183,7 @@ impl ShmBootstrap {
         key: &str,
         deadline: Instant,
     ) -> Result<Self, ShmFormationError> {
+        require_processes()?;
         let group = Group::new(world.size())?;
         let rank = world.rank();
         let mut listener = None;
@@ -217,6 +229,7 @@ impl ShmBootstrap {
         server: &Server,
         deadline: Instant,
     ) -> Result<ShmMember, ShmFormationError> {
+        require_processes()?;
         let size = self.group.size();
         if size > Self::SIZE_MAX || !self.group.contains(self.rank) {
             return Err(ShmFormationError::TooMany { size, rank: self.rank });

@@ -112,8 +112,8 @@ impl PollerHandle {
             Self::Virtual(node) if node.watch(watch) => Ok(()),
             Self::Virtual(_) => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "descriptors cannot be watched in virtual time, apart from TCP and UDP sockets that \
-                 were opened there: use these, simulated sources, or a host with a real poller",
+                "a simulation has no descriptors of the kernel, which would leave it: open a socket of \
+                 `vigie::net` there, or use a channel",
             )),
         }
     }

@@ -12,7 +12,7 @@ mod recorder;
 mod wall_clock;
 mod world;
 
-use std::{future::Future, io, panic::Location, time::Duration};
+use std::{future::Future, panic::Location, time::Duration};
 
 use vigie_detect::{NodeId, Server, SimulatedHost};
 
@@ -67,18 +67,6 @@ impl SimulatedMachine {
 /// Returns whether the calling thread is inside `block_on` of a simulated runtime: of the world of `shared`, or of any.
 pub(crate) fn runs_here(shared: Option<&SimulatedShared>) -> bool {
     world::runs_here(shared.map(|shared| &*shared.world))
-}
-
-/// Refuses what would leave the simulation.
-///
-/// # Errors
-/// [`io::ErrorKind::Unsupported`] inside a simulation.
-pub(crate) fn refuse(what: &str) -> io::Result<()> {
-    if !runs_here(None) {
-        return Ok(());
-    }
-    let text = format!("{what} would leave the simulation, in which there are none yet");
-    Err(io::Error::new(io::ErrorKind::Unsupported, text))
 }
 
 impl SimulatedShared {
