@@ -786,3 +786,44 @@ fn a_comment_without_subject_is_found() {
         assert_eq!(check_prose(&File::new("src/a.rs", line)).len(), count, "{line}");
     }
 }
+
+// ----------------------------------------------------------------------- rule: files that exist
+
+/// Documents that say where things are. Others may tell of files that are gone.
+const MAPS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"];
+
+/// A source file that a map names in backticks is one of the tree, perhaps with its folders left out.
+fn check_named_files(map: &File, tree: &[File]) -> Vec<String> {
+    let exists = |name: &str| {
+        tree.iter().any(|file| file.path == name || file.path.ends_with(&format!("/{name}")))
+    };
+    lines(&map.text)
+        .flat_map(|(line, text)| text.split('`').skip(1).step_by(2).map(move |name| (line, name)))
+        .filter(|(_, name)| {
+            name.ends_with(".rs") && !name.contains(['*', '{', ' ']) && !exists(name)
+        })
+        .map(|(line, name)| map.problem(line, &format!("`{name}` is no file")))
+        .collect()
+}
+
+/// Goal: a reader finds the files that the map names. Method: all names of source files in backticks.
+#[test]
+fn maps_name_files_that_exist() {
+    let tree = rust_files();
+    let maps = MAPS.map(|path| File::new(path, &read(path).expect("a document of the tree")));
+    assert_clean(&maps, |map| check_named_files(map, &tree));
+}
+
+/// Goal: the rule finds a file that is gone, and no other. Method: planted names.
+#[test]
+fn a_name_of_no_file_is_found() {
+    let tree = [File::new("crates/x/src/a.rs", "")];
+    let map = File::new(
+        "MAP.md",
+        "`a.rs`, `src/a.rs`, `crates/*/b.rs`, a.rs, `b`\n`b.rs`: no more; `x/a.rs` never was\n",
+    );
+    assert_eq!(
+        check_named_files(&map, &tree),
+        ["MAP.md:2: `b.rs` is no file", "MAP.md:2: `x/a.rs` is no file"]
+    );
+}
