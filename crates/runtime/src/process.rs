@@ -3,6 +3,8 @@
 //! A [`Command`] is [`std::process::Command`] whose children are awaited. The end of a child is an event of its pidfd
 //! (`pidfd_open`, Linux 5.3), a descriptor of the detection server like any other; on older kernels it is found by SIGCHLD.
 //! Starting one still blocks, for a millisecond or so: use `spawn_blocking` where that matters.
+//!
+//! A simulation has none: [`Command::spawn`] fails there with [`io::ErrorKind::Unsupported`].
 
 use std::{
     ffi::OsStr,

