@@ -425,3 +425,6 @@ impl PlainBytes {
         count
     }
 }
+
+#[cfg(test)]
+mod tests;
