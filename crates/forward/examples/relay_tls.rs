@@ -20,7 +20,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rcgen::{CertificateParams, KeyPair};
@@ -30,6 +30,7 @@ use rustls::{
     crypto::{CryptoProvider, ring},
     pki_types::ServerName,
 };
+use vigie_detect::Instant;
 
 const TURNS: usize = 5;
 const RUN: Duration = Duration::from_millis(1500);
@@ -171,7 +172,7 @@ fn start(peer: &str, program: &str, folder: &Path, source: SocketAddr) -> io::Re
         if let Some(status) = child.try_wait()? {
             return Err(io::Error::other(format!("it has ended: {status}")));
         }
-        thread::sleep(Duration::from_millis(10));
+        thread::park_timeout(Duration::from_millis(10));
     }
     child.kill()?;
     Err(io::Error::other("it does not listen"))
@@ -198,7 +199,7 @@ fn run(
     });
     let total = total.into_inner();
     #[expect(clippy::cast_precision_loss, reason = "few enough")]
-    (total as f64, begin.elapsed().as_secs_f64(), processor_time(relay) - busy)
+    (total as f64, (Instant::now() - begin).as_secs_f64(), processor_time(relay) - busy)
 }
 
 fn connect(

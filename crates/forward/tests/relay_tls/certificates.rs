@@ -136,7 +136,7 @@ impl Kit {
 }
 
 fn identity_at(folder: &Folder, name: &str) -> TlsIdentity {
-    let at = |kind: &str| folder.path(&format!("{name}.{kind}.pem"));
+    let at = |kind: &str| folder.path(format!("{name}.{kind}.pem"));
     TlsIdentity::from_pem_files(at("chain"), at("key")).expect("a certificate and its key")
 }
 

@@ -64,7 +64,7 @@ impl Serving {
             if is_so(&self.stats()) {
                 return self.stats();
             }
-            thread::sleep(Duration::from_millis(1));
+            thread::park_timeout(Duration::from_millis(1));
         }
         panic!("it never was: {:?}", self.stats());
     }

@@ -87,7 +87,7 @@ fn openssl_is_a_target() {
         let target = std::net::SocketAddr::from(([127, 0, 0, 1], port));
         while std::net::TcpStream::connect(target).is_err() {
             assert_eq!(server.try_wait().expect("a process"), None, "it runs");
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::park_timeout(std::time::Duration::from_millis(5));
         }
         let to = Upstream::from(target).tls(kit.origination("web.test"));
         let relay = Serving::start(relay().upstream(to));

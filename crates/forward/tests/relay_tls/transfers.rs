@@ -136,7 +136,7 @@ fn slow_receivers_stop_senders() {
     stream.flush().expect("a handshake");
     let mut before = relay.until(|stats| stats.bytes_down > 0).bytes_down;
     loop {
-        thread::sleep(std::time::Duration::from_millis(200));
+        thread::park_timeout(std::time::Duration::from_millis(200));
         let now = relay.stats().bytes_down;
         if now == before {
             break;

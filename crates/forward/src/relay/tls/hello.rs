@@ -94,8 +94,11 @@ impl ClientHello {
     }
 }
 
+/// What a record holds, and what follows it.
+type Record<'a> = (&'a [u8], &'a [u8]);
+
 /// Takes a record from the front: what it holds, and what follows; `None` if it has not arrived completely.
-fn record(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, HelloError> {
+fn record(bytes: &[u8]) -> Result<Option<Record<'_>>, HelloError> {
     let is_handshake = bytes.first().is_none_or(|kind| *kind == RECORD_HANDSHAKE);
     if !is_handshake || bytes.get(1).is_some_and(|major| *major != 3) {
         return Err(HelloError::NotTls);

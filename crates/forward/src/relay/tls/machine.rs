@@ -403,7 +403,8 @@ impl Out<'_> {
                 Ok(())
             }
             Err(error) => {
-                error.needed().and(Err(TlsError::Protocol("no room is enough".to_owned())))
+                let needed = error.needed()?;
+                Err(TlsError::Protocol(format!("{needed} bytes are not enough")))
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use rustls::{ServerConfig, crypto::ring, pki_types::DnsName};
+use rustls::{ConfigBuilder, ServerConfig, WantsVerifier, crypto::ring, pki_types::DnsName};
 
 use super::{
     error::{TlsConfigError, TlsError},
@@ -22,11 +22,8 @@ impl TlsTermination {
     /// ([`alpn`](Self::alpn)).
     #[must_use]
     pub fn new(identity: TlsIdentity) -> Self {
-        let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
-        let builder = builder
-            .with_safe_default_protocol_versions()
-            .expect("invariant: the provider has ciphers of both versions");
-        let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::new(identity));
+        let mut config =
+            config_builder().with_no_client_auth().with_cert_resolver(Arc::new(identity));
         // Sessions are resumed by tickets, which take no memory here.
         if let Ok(ticketer) = ring::Ticketer::new() {
             config.ticketer = ticketer;
@@ -47,6 +44,12 @@ impl TlsTermination {
         Arc::make_mut(&mut self.config).alpn_protocols = alpn_protocols(protocols)?;
         Ok(self)
     }
+}
+
+fn config_builder() -> ConfigBuilder<ServerConfig, WantsVerifier> {
+    ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("invariant: the provider has ciphers of both versions")
 }
 
 /// Checks names of protocols.
