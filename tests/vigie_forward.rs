@@ -22,6 +22,8 @@ mod reference;
 mod reload;
 #[path = "vigie_forward/service.rs"]
 mod service;
+#[path = "vigie_forward/tls.rs"]
+mod tls;
 
 use std::{
     io::{Read, Write},

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Sends back what comes, behind one byte of its own, on each connection until the process ends.
-fn marked_echo(mark: u8) -> SocketAddr {
+pub(crate) fn marked_echo(mark: u8) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     thread::spawn(move || {

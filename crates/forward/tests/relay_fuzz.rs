@@ -1,4 +1,4 @@
-//! Fuzz targets for a relay's untrusted input: headers of the PROXY protocol and lengths of messages.
+//! Fuzz targets for a relay's untrusted input: headers of the PROXY protocol, lengths of messages, and first messages of TLS clients.
 //!
 //! Each makes random bytes, from one seed, for as long as `VIGIE_FUZZ_SECONDS` says (by default for about a second),
 //! and compares with a second parser that is written for clarity alone. A failure prints the seed, which
@@ -130,4 +130,104 @@ fn lengths_of_messages() {
             );
         }
     });
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use std::sync::Arc;
+
+    use fastrand::Rng;
+    use rustls::{
+        ClientConfig, ClientConnection, RootCertStore, crypto::ring, pki_types::ServerName,
+        server::Acceptor,
+    };
+    use vigie_forward::relay::{ClientHello, HelloError, HelloParse};
+
+    /// The first message of rustls' client, for a random name or an address.
+    fn hello(rng: &mut Rng, config: &Arc<ClientConfig>) -> Vec<u8> {
+        let label = |rng: &mut Rng| -> String {
+            (0..rng.usize(1..20)).map(|_| *rng.choice(b"abAB09").expect("some") as char).collect()
+        };
+        let name = match rng.u8(..4) {
+            0 => "192.0.2.1".to_owned(),
+            1 => format!("{}.test", label(rng)),
+            _ => format!("{}.{}.test", label(rng), label(rng)),
+        };
+        let name = ServerName::try_from(name).expect("a name");
+        let mut client = ClientConnection::new(Arc::clone(config), name).expect("settings");
+        let mut bytes = Vec::new();
+        client.write_tls(&mut bytes).expect("a vector");
+        bytes
+    }
+
+    /// Divides the message into other records.
+    fn divided(rng: &mut Rng, hello: &[u8]) -> Vec<u8> {
+        let size = rng.usize(1..hello.len());
+        let mut records = Vec::new();
+        for part in hello[5..].chunks(size) {
+            let length = u16::try_from(part.len()).expect("short").to_be_bytes();
+            records.extend([22, 3, 1].into_iter().chain(length).chain(part.iter().copied()));
+        }
+        records
+    }
+
+    /// Returns what rustls' server reads: nothing if it needs more or refuses it, else the name.
+    fn oracle(input: &[u8]) -> Option<Option<String>> {
+        let mut acceptor = Acceptor::default();
+        let mut rest = input;
+        while !rest.is_empty() {
+            acceptor.read_tls(&mut rest).ok()?;
+            if let Some(accepted) = acceptor.accept().ok()? {
+                let name = accepted.client_hello().server_name().map(str::to_ascii_lowercase);
+                return Some(name);
+            }
+        }
+        None
+    }
+
+    /// Goal: a client whose message rustls and the relay both take asks both for the same name, so that no client gets another's route; and no input panics or is
+    /// waited for beyond the bound. Method: messages of rustls' client in records of all sizes, damaged in a few places, compared with rustls' own server.
+    #[test]
+    fn first_messages_of_clients() {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider);
+        let builder = builder.with_safe_default_protocol_versions().expect("versions");
+        let builder = builder.with_root_certificates(RootCertStore::empty());
+        let config = Arc::new(builder.with_no_client_auth());
+        let (mut named, mut refused) = (0, 0);
+        // Each needs keys: a twentieth of the others' number.
+        super::fuzz_seeds(10_000, |seed| {
+            let rng = &mut Rng::with_seed(seed);
+            let whole = hello(rng, &config);
+            let mut input = if rng.bool() { divided(rng, &whole) } else { whole };
+            for _ in 0..rng.usize(..4) {
+                let at = rng.usize(..input.len());
+                // Where the name is, or anywhere.
+                let near = input.windows(5).position(|five| five == b".test").unwrap_or(at);
+                let at = if rng.bool() { at } else { near.saturating_sub(rng.usize(..40)) };
+                match rng.u8(..3) {
+                    0 => input[at] = rng.u8(..),
+                    1 => input[at] ^= 1 << rng.u8(..8),
+                    _ => input[at] = input[at].wrapping_add(1),
+                }
+            }
+            if rng.u8(..4) == 0 {
+                input.truncate(rng.usize(..input.len()));
+            }
+            let read = ClientHello::read(&input);
+            match (&read, oracle(&input)) {
+                (Ok(HelloParse::Complete(hello)), Some(name)) => {
+                    let bare = name.map(|name| name.trim_end_matches('.').to_owned());
+                    assert_eq!(hello.server_name, bare, "{input:?}");
+                    named += u32::from(bare.is_some());
+                }
+                // rustls passes over bytes behind the first name, which another reader might take for a second one.
+                (Err(HelloError::Malformed), Some(_)) => refused += 1,
+                (read, Some(name)) => panic!("{read:?}, but rustls reads {name:?}: {input:?}"),
+                (Ok(HelloParse::Incomplete), None) => assert!(input.len() < 16 << 10),
+                (_, None) => refused += 1,
+            }
+        });
+        assert!(named > 100 && refused > 100, "{named} {refused}");
+    }
 }

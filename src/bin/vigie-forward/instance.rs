@@ -83,6 +83,10 @@ fn at(line: Option<usize>) -> String {
 }
 
 impl InstanceError {
+    pub(crate) fn of_flow(flow: &FlowConfig, source: FlowError) -> Self {
+        Self::Flow { flow: flow.name.clone(), line: flow.line, source }
+    }
+
     pub(crate) const fn code(&self) -> u8 {
         match self {
             Self::Flow { source: FlowError::InvalidSetting(_), .. } | Self::Stats(_) => CODE_USAGE,
@@ -110,9 +114,8 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
     let streams = Rc::new(RefCell::new(streams_runtime(&config.flows)?));
     let mut prepared = Vec::new();
     for flow in &config.flows {
-        let one = flow::prepare(flow, streams.borrow().as_ref()).map_err(|source| {
-            InstanceError::Flow { flow: flow.name.clone(), line: flow.line, source }
-        })?;
+        let one = flow::prepare(flow, streams.borrow().as_ref())
+            .map_err(|source| InstanceError::of_flow(flow, source))?;
         prepared.push((flow.name.clone(), one));
     }
 
@@ -333,6 +336,7 @@ impl Instance {
     /// Reads the file again, and changes what has changed in it.
     async fn reload(&mut self) {
         let Some(file) = &self.source.file else {
+            self.shared.reload_files();
             return log("SIGHUP: there is no file to read again; all goes on");
         };
         let config = match crate::config::read(file) {
@@ -347,6 +351,7 @@ impl Instance {
                 "SIGHUP: `stats_socket`, `metrics` and `drop_all_rights` change with the next start",
             );
         }
+        self.shared.reload_files();
         let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
         let (ended, begun) = (ends.len(), begins.len());
         self.end_named(&ends, monotonic_now() + after.drain.0).await;
@@ -381,8 +386,7 @@ impl Instance {
 
     /// Begins a flow beside others.
     async fn begin(&mut self, flow: &FlowConfig) -> Result<(), InstanceError> {
-        let failed =
-            |source| InstanceError::Flow { flow: flow.name.clone(), line: flow.line, source };
+        let failed = |source| InstanceError::of_flow(flow, source);
         if flow.kind.frames().is_none() && self.source.streams.borrow().is_none() {
             let streams = streams_runtime(std::slice::from_ref(flow))?;
             self.source.streams.replace(streams);
@@ -518,6 +522,13 @@ impl InstanceState {
             unreadable: monitor.unreadable,
         };
         self.routes.replace(Some((cache.clone(), report)));
+    }
+
+    /// Reads again what the flows that go on have read.
+    fn reload_files(&self) {
+        for NamedFlow { flow, .. } in self.flows.borrow().iter() {
+            flow.reload();
+        }
     }
 
     /// Answers a request.

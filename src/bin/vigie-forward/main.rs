@@ -37,6 +37,7 @@ use clap::Parser;
 use self::{
     cli::{Cli, Command},
     config::{Config, ConfigError, FlowKind},
+    instance::InstanceError,
 };
 
 fn main() {
@@ -91,6 +92,10 @@ fn check(config: Result<Config, ConfigError>) -> u8 {
     match config {
         Ok(config) => {
             for flow in &config.flows {
+                if let Err(error) = flow::check_files(flow) {
+                    let error = InstanceError::of_flow(flow, error);
+                    return complain(&error, error.code());
+                }
                 println!("{}: {}", flow.name, flow.kind);
             }
             println!("{} flows, nothing wrong", config.flows.len());

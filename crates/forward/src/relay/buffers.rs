@@ -2,7 +2,8 @@
 //!
 //! Every direction of every connection may always have a buffer of [`FLOOR_BYTES`]. Larger ones come out of a common
 //! budget, half of which is for stored messages (*stores*). So no connection waits for another's slow receiver unless
-//! it has a message to store, and memory is bounded by budget + connections · 2 · [`FLOOR_BYTES`].
+//! it has a message to store, and memory is bounded by budget + connections · 2 · [`FLOOR_BYTES`]. Each side of a
+//! connection that speaks TLS may have three times [`TLS_RECORD_BYTES`] in addition, while records are on their way.
 
 use std::{
     fmt,
@@ -15,8 +16,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// The largest buffer that needs no permit.
 pub(super) const FLOOR_BYTES: usize = 4 << 10;
 
+/// Enough for the longest record of TLS on the wire (18 437 bytes), which needs no permit either.
+pub(super) const TLS_RECORD_BYTES: usize = 20 << 10;
+
 /// The sizes kept for reuse.
-const KEPT_SIZES: [usize; 4] = [FLOOR_BYTES, 16 << 10, 64 << 10, 256 << 10];
+const KEPT_SIZES: [usize; 5] = [FLOOR_BYTES, 16 << 10, TLS_RECORD_BYTES, 64 << 10, 256 << 10];
 
 /// The number of buffers of each size that are kept.
 const KEPT_MAX: usize = 32;
@@ -108,12 +112,24 @@ impl Buffers {
         } else {
             Some(Arc::clone(&self.pool.budget).try_acquire_many_owned(units(size_bytes)).ok()?)
         };
+        Some(self.buffer(size_bytes, permit))
+    }
+
+    /// Returns a buffer of at least `size_bytes` without a permit, for what must be whole to be of any use.
+    #[cfg(feature = "tls")]
+    pub(super) fn take_beyond_budget(&self, size_bytes: usize) -> Buffer {
+        let sizes = [FLOOR_BYTES, TLS_RECORD_BYTES];
+        let size_bytes = sizes.into_iter().find(|size| size_bytes <= *size).unwrap_or(size_bytes);
+        self.buffer(size_bytes, None)
+    }
+
+    fn buffer(&self, size_bytes: usize, permit: Option<OwnedSemaphorePermit>) -> Buffer {
         let class = KEPT_SIZES.iter().position(|size| *size == size_bytes);
         let kept = class.and_then(|class| {
             self.pool.kept[class].lock().unwrap_or_else(PoisonError::into_inner).pop()
         });
         let bytes = kept.unwrap_or_else(|| vec![0; size_bytes]);
-        Some(Buffer { bytes, pool: Arc::clone(&self.pool), is_store: false, _permit: permit })
+        Buffer { bytes, pool: Arc::clone(&self.pool), is_store: false, _permit: permit }
     }
 
     /// Returns a store of at least `size_bytes`, if the budget allows.

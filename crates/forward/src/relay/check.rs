@@ -17,13 +17,16 @@ use std::{
 use tokio::sync::watch;
 use vigie_detect::Instant;
 
+#[cfg(feature = "tls")]
+use super::stream::RelayStream;
 use super::{
+    channel::Channel,
     connection::Connection,
     endpoint::Endpoint,
     proxy::ProxyHeader,
     relay::RelayShared,
     target::Target,
-    upstream::write_header,
+    upstream::introduce,
     wait::{Either, is_exhausted, join_all, select, timeout_at},
 };
 
@@ -112,7 +115,7 @@ pub(super) async fn watch(
 ) {
     let server = &shared.resources.server;
     loop {
-        let due = select(server.timers().wait_owned(next), shared.targets.changed.notified());
+        let due = select(server.timers().wait_owned(next), shared.targets_changed.notified());
         // The sender says nothing, and is gone when the relay is.
         let which = match select(serving.changed(), due).await {
             Either::Right(Either::Left(Ok(()))) => {
@@ -139,10 +142,10 @@ pub(super) enum Which {
 
 /// Checks targets once, at the same time.
 pub(super) async fn check_all(shared: &RelayShared, config: &HealthCheckConfig, which: Which) {
-    let targets = shared.targets.list();
     let is_new = |target: &Target<Endpoint>| {
         target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_up.is_none()
     };
+    let targets = shared.targets();
     let checked = targets.iter().filter(|target| which == Which::All || is_new(target));
     let checks = checked.map(|target| Box::pin(check(shared, config, target)));
     join_all(checks.collect()).await;
@@ -175,13 +178,17 @@ async fn check(shared: &RelayShared, config: &HealthCheckConfig, target: &Target
     }
 }
 
-/// Connects, and closes the connection. A target that expects a header gets one that says that there is no client.
+/// Connects, as for a client, and closes the connection. A target that expects a header gets one that says that there is no client.
 async fn probe(shared: &RelayShared, target: &Target<Endpoint>) -> io::Result<()> {
     let connection = Connection::connect_on(&shared.resources.server, &target.address).await?;
-    if shared.settings.sends_proxy {
-        write_header(&connection, ProxyHeader::Local).await?;
+    let header = shared.settings.sends_proxy.then_some(ProxyHeader::Local);
+    let connection = introduce(shared, target, connection, header).await?;
+    match connection {
+        Channel::Plain(_) => Ok(()),
+        // As TLS ends, so that the target logs no cut connection.
+        #[cfg(feature = "tls")]
+        stream @ Channel::Tls(_) => std::future::poll_fn(|cx| stream.poll_finish(cx)).await,
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -111,8 +111,8 @@ impl RelayStream for Connection {
         }))
     }
 
-    fn finish_writing(&self) -> io::Result<()> {
-        either!(self, stream => stream.finish_writing())
+    fn poll_finish(&self, _: &Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(either!(self, stream => stream.finish_writing()))
     }
 
     /// Makes dropping it reset the connection. Unix sockets have no reset: the peer sees an error only if bytes of its
@@ -137,34 +137,6 @@ impl RelayStream for Connection {
 
     fn can_splice(&self) -> bool {
         true
-    }
-}
-
-/// A client without an upstream yet: reset if its task ends in between, so that it does not take an end of stream for
-/// an answer.
-#[derive(Debug)]
-pub(super) struct PendingClient(Option<Connection>);
-
-impl PendingClient {
-    pub(super) const fn new(client: Connection) -> Self {
-        Self(Some(client))
-    }
-
-    pub(super) const fn client(&self) -> &Connection {
-        self.0.as_ref().expect("invariant: taken only with the whole")
-    }
-
-    /// Returns the client, to be served or refused.
-    pub(super) fn take(mut self) -> Connection {
-        self.0.take().expect("invariant: taken only with the whole")
-    }
-}
-
-impl Drop for PendingClient {
-    fn drop(&mut self) {
-        if let Some(client) = &self.0 {
-            client.reset();
-        }
     }
 }
 

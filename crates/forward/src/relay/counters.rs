@@ -84,6 +84,40 @@ counters! {
         unanswered,
         /// Connections whose peer violated the protocol: a PROXY protocol header, or the length of a message.
         malformed,
+        /// TLS handshakes with clients that succeeded.
+        tls_clients_ok,
+        /// TLS handshakes with clients that failed; the reasons are counted beside.
+        tls_clients_failed,
+        /// Clients that began with something else than TLS, or with a first message that is malformed or longer than 16 KiB.
+        tls_clients_not_tls,
+        /// Clients that did not end their TLS handshake within the set-up time-out.
+        tls_clients_timed_out,
+        /// Clients that ended their connection in the middle of the TLS handshake.
+        tls_clients_closed,
+        /// Clients that asked for a name of which there is no route.
+        tls_clients_no_route,
+        /// Clients that refused the relay by an alert, such as that they do not trust its certificate.
+        tls_clients_alert,
+        /// Clients with which the relay has no version, cipher or protocol of ALPN in common, or that violated TLS.
+        tls_clients_incompatible,
+        /// Connections that were passed on by the name that the client asked for, without ending TLS.
+        tls_passed_through,
+        /// TLS handshakes with upstreams that succeeded, those of checks included.
+        tls_upstreams_ok,
+        /// Upstreams whose certificate has expired, or is not valid yet.
+        tls_upstreams_expired,
+        /// Upstreams whose certificate was signed by no trusted authority.
+        tls_upstreams_unknown_issuer,
+        /// Upstreams whose certificate is for other names.
+        tls_upstreams_wrong_name,
+        /// Upstreams whose certificate was refused for another reason.
+        tls_upstreams_bad_certificate,
+        /// Upstreams that refused the relay by an alert, such as that they want a certificate.
+        tls_upstreams_alert,
+        /// Upstreams that ended the connection in the middle of the TLS handshake.
+        tls_upstreams_closed,
+        /// Upstreams with which the relay has no version, cipher or protocol of ALPN in common, or that violated TLS.
+        tls_upstreams_incompatible,
         /// Connections that a drain cut at its deadline.
         cut,
         /// The number of times that accepting paused for lack of descriptors or memory.

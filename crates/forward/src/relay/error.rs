@@ -93,6 +93,10 @@ pub enum RelayError {
     /// The client sent no valid PROXY protocol header.
     #[error("the client's header is refused")]
     Proxy(#[from] ProxyError),
+    /// The TLS handshake with the client failed.
+    #[cfg(feature = "tls")]
+    #[error("TLS with the client failed: {0}")]
+    Tls(#[from] super::tls::TlsError),
     /// The relay was drained, and the deadline passed.
     #[error("the relay ended before the connection did")]
     Cut,

@@ -5,9 +5,11 @@
 //! - [`UdpRelay`]: datagrams, in sessions that expire.
 //! - [`Balance`]: which of several targets a connection or session gets.
 //! - [`ProxyHeader`]: the PROXY protocol, version 2, sent and accepted.
+//! - `TlsRouter`, `TlsOrigination` (feature `tls`): TLS with clients and with targets, by rustls; targets by the client's name for its
+//!   server (SNI), with and without ending TLS.
 //!
 //! ```text
-//!   client ──▶ accept ──▶ [PROXY header] ──▶ connect, by policy and health ──▶ [PROXY header] ──▶ both directions:
+//!   client ──▶ accept ──▶ [PROXY header] ──▶ [TLS] ──▶ connect, by policy and health ──▶ [PROXY header] ──▶ [TLS] ──▶ both directions:
 //!                │                                                                raw: buffer, or pipe in the kernel
 //!                └ waits: connections_max, out of descriptors                     framed: planned for each message
 //! ```
@@ -31,6 +33,7 @@ mod access;
 mod availability;
 mod balance;
 mod buffers;
+mod channel;
 mod check;
 mod chooser;
 mod connection;
@@ -51,11 +54,18 @@ mod settings;
 mod stream;
 mod sys;
 mod target;
+#[cfg(feature = "tls")]
+mod tls;
 mod udp;
 mod upstream;
 mod wait;
 mod yielder;
 
+#[cfg(feature = "tls")]
+pub use self::tls::{
+    ClientHello, HelloError, HelloParse, SniRoute, TlsConfigError, TlsError, TlsIdentity,
+    TlsOrigination, TlsRouter, TlsTermination,
+};
 pub use self::{
     balance::Balance,
     check::HealthCheckConfig,

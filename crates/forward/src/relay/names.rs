@@ -18,13 +18,14 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// The maximum number of addresses of a name that are used.
 const ADDRESSES_MAX: usize = 64;
 
-/// Resolves all names, before clients are served: for at most `time`.
+/// Resolves all names of these groups of targets, before clients are served: for at most `time`.
 pub(super) async fn resolve_first<A: TargetAddress>(
     server: &Server,
-    targets: &Targets<A>,
+    groups: &[Arc<Targets<A>>],
     time: Duration,
 ) -> io::Result<()> {
-    timeout(server, time, resolve_all(server, targets)).await
+    let all = groups.iter().map(|targets| Box::pin(resolve_all(server, targets)));
+    timeout(server, time, join_all(all.collect())).await
 }
 
 /// Resolves all names every so often, until the relay no longer serves.

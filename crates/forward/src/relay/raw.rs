@@ -105,7 +105,9 @@ impl RawPump {
         cx: &Context<'_>,
         context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
-        let began = self.is_bulk.then(thread_cpu_time);
+        // What encryption costs says nothing about copies.
+        let can_splice = context.from.can_splice() && context.to.can_splice();
+        let began = (self.is_bulk && can_splice).then(thread_cpu_time);
         let (resources, before) = (context.resources, *context.moved);
         let engine = self.engine;
         let moved = &mut *context.moved;
@@ -137,9 +139,7 @@ impl RawPump {
             }
             if self.has_ended {
                 self.store = Store::Empty;
-                return Poll::Ready(
-                    to.finish_writing().map_err(|error| PumpError::io(StreamSide::To, error)),
-                );
+                return to.poll_finish(cx).map_err(|error| PumpError::io(StreamSide::To, error));
             }
             if *moved >= stop {
                 resources.yielder.yield_now(&resources.server, resources.counters.active.value());

@@ -22,8 +22,9 @@ use vigie_detect::{Instant, Server};
 use super::{
     access::{SourcePermit, Sources},
     balance::Balancer,
+    channel::{Channel, PendingClient},
     check,
-    connection::{Acceptor, Connection, PendingClient},
+    connection::{Acceptor, Connection},
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
@@ -32,7 +33,7 @@ use super::{
     resources::RelayResources,
     session::Session,
     settings::RelayBuilder,
-    target::{TargetStats, TargetUse, Targets},
+    target::{Target, TargetStats, TargetUse, Targets, Upstream},
     upstream,
     wait::{Either, is_exhausted, select, timeout, timeout_at},
 };
@@ -111,8 +112,10 @@ pub struct RelayHandle {
 pub(super) struct RelayShared {
     pub(super) settings: RelayBuilder,
     pub(super) resources: RelayResources,
-    pub(super) targets: Arc<Targets<Endpoint>>,
-    pub(super) balancer: Balancer,
+    /// The relay's own targets, then those of routes.
+    pub(super) groups: Vec<TargetGroup>,
+    /// Notified when a name has got other addresses.
+    pub(super) targets_changed: Arc<Notify>,
     sources: Arc<Sources>,
     /// Notified when a connection has ended and freed its descriptors.
     pub(super) ended: Notify,
@@ -123,6 +126,23 @@ pub(super) struct RelayShared {
     /// The deadline of a drain, once one has begun.
     draining: watch::Sender<Option<Instant>>,
     permits: Arc<Semaphore>,
+}
+
+/// Targets of which a client gets one.
+#[derive(Debug)]
+pub(super) struct TargetGroup {
+    pub(super) targets: Arc<Targets<Endpoint>>,
+    pub(super) balancer: Balancer,
+}
+
+/// What a client's target is told first, and which targets it may be.
+#[derive(Debug, Default)]
+pub(super) struct Opening {
+    /// An index of the groups.
+    pub(super) group: usize,
+    pub(super) header: Option<ProxyHeader>,
+    /// Bytes of the client that were read already.
+    pub(super) first: Vec<u8>,
 }
 
 /// The time for which accepting pauses for lack of descriptors, unless a connection ends before.
@@ -156,14 +176,18 @@ impl Relay {
         let (ended, emptied) = (Notify::new(), Notify::new());
         let (is_cutting, cut) = (AtomicBool::new(false), Notify::new());
         let draining = watch::Sender::new(None);
-        let targets = Arc::new(Targets::new(&settings.upstreams));
+        let targets_changed = Arc::default();
+        let group = |upstreams: &[Upstream]| TargetGroup {
+            targets: Arc::new(Targets::new(upstreams, Arc::clone(&targets_changed))),
+            balancer: Balancer::new(settings.balance, server.now().as_nanos()),
+        };
+        let groups = settings.groups().map(group).collect();
         let sources = Sources::new(settings.per_source_max);
-        let balancer = Balancer::new(settings.balance, server.now().as_nanos());
         let shared = Arc::new(RelayShared {
             settings,
             resources,
-            targets,
-            balancer,
+            groups,
+            targets_changed,
             sources,
             ended,
             emptied,
@@ -216,11 +240,15 @@ impl Relay {
     async fn accept_all(&self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
         let shared = &self.shared;
         let (_serving, serving) = watch::channel(());
-        if shared.targets.names().next().is_some() {
-            let (server, targets) = (&shared.resources.server, &shared.targets);
-            names::resolve_first(server, targets, shared.settings.setup_timeout).await?;
+        let server = &shared.resources.server;
+        let groups = shared.groups.iter().map(|group| Arc::clone(&group.targets));
+        let named: Vec<_> = groups.filter(|targets| targets.names().next().is_some()).collect();
+        if !named.is_empty() {
+            names::resolve_first(server, &named, shared.settings.setup_timeout).await?;
+        }
+        for targets in named {
             let (every, serving) = (shared.settings.resolve_every, serving.clone());
-            spawn(Box::pin(names::follow(server.clone(), Arc::clone(targets), every, serving)));
+            spawn(Box::pin(names::follow(server.clone(), targets, every, serving)));
         }
         if let Some(config) = shared.settings.check.clone() {
             let begin = shared.resources.server.now();
@@ -275,10 +303,11 @@ impl RelayHandle {
         self.shared.resources.counters.snapshot()
     }
 
-    /// Returns the targets at this moment, in order.
+    /// Returns the targets at this moment, in order: those of the relay, then those of routes.
     #[must_use]
     pub fn targets(&self) -> Vec<TargetStats> {
-        self.shared.targets.stats(self.shared.resources.server.now())
+        let now = self.shared.resources.server.now();
+        self.shared.groups.iter().flat_map(|group| group.targets.stats(now)).collect()
     }
 
     /// Stops accepting, and cuts the remaining connections after `time`. Does not wait: [`Relay::serve`] returns at the
@@ -343,10 +372,15 @@ impl RelayShared {
         }
     }
 
-    async fn relay(&self, client: PendingClient, reserved: OwnedFd) -> Result<(), RelayError> {
+    /// All targets of the moment.
+    pub(super) fn targets(&self) -> Vec<Arc<Target<Endpoint>>> {
+        self.groups.iter().flat_map(|group| group.targets.list().to_vec()).collect()
+    }
+
+    async fn relay(&self, mut client: PendingClient, reserved: OwnedFd) -> Result<(), RelayError> {
         let cut_requested = pin!(self.cut_requested());
         let mut cutting = Cut { cut_requested, waker: None, is_cutting: &self.is_cutting };
-        let connected = select(&mut cutting, self.connect(client.client(), reserved)).await;
+        let connected = select(&mut cutting, self.connect(&mut client, reserved)).await;
         let Either::Right(upstream) = connected else { return Err(RelayError::Cut) };
         if matches!(upstream, Err(RelayError::Denied { .. } | RelayError::OverSourceMax { .. })) {
             // The client is reset.
@@ -354,7 +388,8 @@ impl RelayShared {
         }
         let client = client.take();
         // A client without an upstream has received nothing, and sees an end of stream.
-        let ((upstream, used), _source) = upstream?;
+        let ((upstream, used), _source, first) = upstream?;
+        self.resources.counters.bytes_up.add(first);
         let (framing, idle) = (self.settings.framing, self.settings.idle_timeout);
         let mut session = Session::new((client, upstream), framing, idle, &self.resources);
         session.report_to(Arc::clone(&used.target.health));
@@ -369,15 +404,16 @@ impl RelayShared {
         }
     }
 
+    /// Reads what must come first from the client, and connects to a target. Returns also how many of the client's bytes the target has got.
     async fn connect(
         &self,
-        client: &Connection,
+        client: &mut PendingClient,
         reserved: OwnedFd,
-    ) -> Result<((Connection, TargetUse<Endpoint>), SourcePermit), RelayError> {
-        let addresses = client.addresses();
-        let own = ProxyHeader::of(addresses);
-        let header = if self.is_trusted(client) {
-            match upstream::accept_header(self, client).await? {
+    ) -> Result<((Channel, TargetUse<Endpoint>), SourcePermit, u64), RelayError> {
+        let connection = client.connection();
+        let own = ProxyHeader::of(connection.addresses());
+        let header = if self.is_trusted(connection) {
+            match upstream::accept_header(self, connection).await? {
                 // The sender itself.
                 ProxyHeader::Local => own,
                 header => header,
@@ -385,13 +421,22 @@ impl RelayShared {
         } else {
             own
         };
-        let client = match header {
+        let address = match header {
             ProxyHeader::Tcp { source, .. } => Some(source.ip()),
             _ => None,
         };
-        let source = self.admit(client)?;
+        let source = self.admit(address)?;
+        #[cfg(feature = "tls")]
+        let opening = match &self.settings.tls {
+            Some(router) => super::tls::accept(self, router, client).await?,
+            None => Opening::default(),
+        };
+        #[cfg(not(feature = "tls"))]
+        let opening = Opening::default();
         let header = self.settings.sends_proxy.then_some(header);
-        Ok((upstream::connect(self, client, header, Some(reserved)).await?, source))
+        let opening = Opening { header, ..opening };
+        let connected = upstream::connect(self, address, &opening, Some(reserved)).await?;
+        Ok((connected, source, opening.first.len() as u64))
     }
 
     fn admit(&self, client: Option<IpAddr>) -> Result<SourcePermit, RelayError> {
@@ -422,6 +467,8 @@ impl RelayShared {
             Err(RelayError::OverSourceMax { .. }) => &counters.over_source_max,
             Err(RelayError::Idle { .. }) => &counters.timed_out,
             Err(RelayError::Frame { .. } | RelayError::Proxy(_)) => &counters.malformed,
+            #[cfg(feature = "tls")]
+            Err(RelayError::Tls(_)) => &counters.tls_clients_failed,
             Err(RelayError::Cut) => &counters.cut,
             Err(RelayError::Failed { .. } | RelayError::Torn { .. }) => &counters.reset,
         };

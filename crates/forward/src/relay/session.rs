@@ -1,7 +1,7 @@
 //! Two connected streams, relayed in both directions until both have ended.
 //!
 //! ```text
-//!                  up: bytes or messages              end: finish_writing at the other side (half-close)
+//!                  up: bytes or messages              end: poll_finish at the other side (half-close)
 //!   client ──────────────────────────────▶ upstream
 //!          ◀──────────────────────────────
 //!                 down: the same                      idle: nothing moved in either direction
@@ -14,7 +14,7 @@ use std::{
     future::poll_fn,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -285,6 +285,10 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
         // Idle peers that have got everything sent to them see an end of stream.
         if !is_whole || lacks(&self.up) || lacks(&self.down) {
             self.reset();
+        } else {
+            // Nothing is on its way, so there is room in the kernel's queues for what ends TLS.
+            let cx = Context::from_waker(Waker::noop());
+            let _ = (self.client.poll_finish(&cx), self.upstream.poll_finish(&cx));
         }
         self.is_closed = true;
     }

@@ -38,6 +38,8 @@ pub struct RelayBuilder {
     pub(super) trusted: Vec<AddressRange>,
     pub(super) access: AccessList,
     pub(super) per_source_max: Option<usize>,
+    #[cfg(feature = "tls")]
+    pub(super) tls: Option<super::tls::TlsRouter>,
 }
 
 /// The usual time between two attempts to resolve names.
@@ -69,6 +71,8 @@ impl RelayBuilder {
             trusted: Vec::new(),
             access: AccessList::default(),
             per_source_max: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 
@@ -95,7 +99,7 @@ impl RelayBuilder {
         balance: Balance,
 
         /// Sets the time limit for each step of a connection's set-up: for the client to send its PROXY protocol header, and
-        /// for connecting to one upstream. Default 5 s; at least 1 ms.
+        /// for its TLS handshake, and for connecting to one upstream, with its handshake. Default 5 s; at least 1 ms.
         setup_timeout: Duration,
 
         /// Sets the time without a byte in either direction after which a connection is closed. Default `None`: never.
@@ -154,6 +158,22 @@ impl RelayBuilder {
         self
     }
 
+    /// Serves clients that speak TLS, and no others: the router says what happens to each. Clients have the set-up time-out for their
+    /// handshake, during which they count as connections. Default: what clients send is passed on, TLS or not.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, router: super::tls::TlsRouter) -> Self {
+        self.tls = Some(router);
+        self
+    }
+
+    /// The targets of clients that no route of TLS sends elsewhere, and then those of each such route.
+    pub(super) fn groups(&self) -> impl Iterator<Item = &[Upstream]> {
+        let own = std::iter::once(self.upstreams.as_slice());
+        #[cfg(feature = "tls")]
+        let own = own.chain(self.tls.iter().flat_map(super::tls::TlsRouter::upstreams));
+        own
+    }
+
     /// Listens, watched by the current server.
     ///
     /// # Errors
@@ -169,10 +189,10 @@ impl RelayBuilder {
     /// # Errors
     /// [`BindError`].
     pub fn bind_on(self, server: &Server) -> Result<Relay, BindError> {
-        if self.upstreams.is_empty() {
+        if self.upstreams.is_empty() && self.needs_upstreams() {
             return Err(BindError::NoUpstream);
         }
-        if !are_weights(&self.upstreams) {
+        if !self.groups().all(are_weights) {
             return Err(BindError::Weight);
         }
         if self.check.as_ref().is_some_and(|check| !check.is_possible()) {
@@ -205,6 +225,15 @@ impl RelayBuilder {
 
         let endpoint = self.listen.clone();
         Relay::new(self, server).map_err(|source| BindError::Listen { endpoint, source })
+    }
+
+    /// Returns whether a client may have to be sent to the targets that belong to no route.
+    fn needs_upstreams(&self) -> bool {
+        #[cfg(feature = "tls")]
+        if let Some(router) = &self.tls {
+            return router.needs_upstreams();
+        }
+        true
     }
 
     fn cannot_listen(&self, source: io::Error) -> BindError {

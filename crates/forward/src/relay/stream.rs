@@ -7,7 +7,7 @@ use std::{
 
 use super::{pipes::Pipe, resources::RelayResources};
 
-/// A stream: [`Connection`](super::Connection), or a simulated one in tests.
+/// A stream: [`Connection`](super::Connection), one with TLS, or a simulated one in tests.
 ///
 /// One task waits in each direction. A read or a fill of no bytes means the end of the stream.
 pub(super) trait RelayStream {
@@ -29,8 +29,8 @@ pub(super) trait RelayStream {
         Poll::Ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// Ends writing. Has no effect on a stream that is already over.
-    fn finish_writing(&self) -> io::Result<()>;
+    /// Ends writing, once what must come before the end has left. Has no effect on a stream that is already over.
+    fn poll_finish(&self, cx: &Context<'_>) -> Poll<io::Result<()>>;
 
     /// Makes dropping the stream an error for the peer instead of an end.
     fn reset(&self);

@@ -34,7 +34,15 @@ use super::{
 pub struct Upstream<A = Endpoint> {
     address: UpstreamAddress<A>,
     weight: u16,
+    tls: TargetTls,
 }
+
+/// TLS with a target, if it speaks TLS.
+#[cfg(feature = "tls")]
+pub(super) type TargetTls = Option<super::tls::TlsOrigination>;
+#[cfg(not(feature = "tls"))]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TargetTls;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum UpstreamAddress<A> {
@@ -46,21 +54,36 @@ enum UpstreamAddress<A> {
 pub(super) const WEIGHT_MAX: u16 = 256;
 
 impl<A> Upstream<A> {
-    const fn at(address: A) -> Self {
-        Self { address: UpstreamAddress::Fixed(address), weight: 1 }
+    fn at(address: A) -> Self {
+        Self::new(UpstreamAddress::Fixed(address))
+    }
+
+    fn new(address: UpstreamAddress<A>) -> Self {
+        Self { address, weight: 1, tls: TargetTls::default() }
     }
 
     /// A host by its name, and a port. The relay asks the host's resolver (`/etc/hosts`, DNS) when it begins to serve, and again every
     /// [`resolve_every`](super::RelayBuilder::resolve_every): each address that it gets, at most 64, is a target with this weight. While
     /// the name cannot be resolved, the addresses from before stay. Connections to an address that is gone go on.
     pub fn named(host: impl Into<String>, port: u16) -> Self {
-        Self { address: UpstreamAddress::Name(host.into(), port), weight: 1 }
+        Self::new(UpstreamAddress::Name(host.into(), port))
     }
 
     /// Sets its share of connections, relative to other targets: 1 to 256. Default 1.
     #[must_use]
     pub fn weight(mut self, weight: u16) -> Self {
         self.weight = weight;
+        self
+    }
+}
+
+impl Upstream {
+    /// Connects to it with TLS. A PROXY protocol header is sent before TLS begins. A target whose certificate is refused counts as one that
+    /// cannot be reached, and [checks](super::RelayBuilder::check) include the handshake. Default: no TLS.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, origination: super::tls::TlsOrigination) -> Self {
+        self.tls = Some(origination);
         self
     }
 }
@@ -107,11 +130,20 @@ impl TargetAddress for SocketAddr {
     }
 }
 
+/// What all addresses of an upstream have in common.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TargetKind {
+    pub(super) weight: u16,
+    pub(super) tls: TargetTls,
+}
+
 /// A target in use.
 #[derive(Debug)]
 pub(super) struct Target<A> {
     pub(super) address: A,
     pub(super) weight: u16,
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "without TLS it is empty"))]
+    pub(super) tls: TargetTls,
     pub(super) name: String,
     /// The host's name of which this is an address.
     host: Option<String>,
@@ -131,12 +163,14 @@ pub(super) struct TargetCounters {
 }
 
 impl<A: TargetAddress> Target<A> {
-    pub(super) fn new(address: A, weight: u16, host: Option<String>) -> Self {
+    pub(super) fn new(address: A, kind: TargetKind, host: Option<String>) -> Self {
+        let TargetKind { weight, tls } = kind;
         let name = address.named();
         let health = Arc::new(UpstreamHealth::new(&name));
         Self {
             address,
             weight,
+            tls,
             name,
             host,
             health,
@@ -239,10 +273,10 @@ impl<A> Drop for TargetUse<A> {
 /// The targets of a relay: those of each upstream, in order.
 #[derive(Debug)]
 pub(super) struct Targets<A> {
-    upstreams: Vec<(Option<HostName>, u16)>,
+    upstreams: Vec<(Option<HostName>, TargetKind)>,
     list: Mutex<TargetList<A>>,
     /// Notified when a name has got other addresses.
-    pub(super) changed: Notify,
+    changed: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -260,23 +294,24 @@ pub(super) struct HostName {
 }
 
 impl<A: TargetAddress> Targets<A> {
-    pub(super) fn new(upstreams: &[Upstream<A>]) -> Self {
+    pub(super) fn new(upstreams: &[Upstream<A>], changed: Arc<Notify>) -> Self {
         let (mut names, mut of_upstream) = (Vec::new(), Vec::new());
-        for Upstream { address, weight } in upstreams {
+        for Upstream { address, weight, tls } in upstreams {
+            let kind = TargetKind { weight: *weight, tls: tls.clone() };
             let (name, targets) = match address {
                 UpstreamAddress::Fixed(address) => {
-                    (None, vec![Arc::new(Target::new(address.clone(), *weight, None))])
+                    (None, vec![Arc::new(Target::new(address.clone(), kind.clone(), None))])
                 }
                 UpstreamAddress::Name(host, port) => {
                     let health = NameHealth::new(host);
                     (Some(HostName { host: host.clone(), port: *port, health }), Vec::new())
                 }
             };
-            names.push((name, *weight));
+            names.push((name, kind));
             of_upstream.push(targets);
         }
         let list = TargetList::new(of_upstream);
-        Self { upstreams: names, list: Mutex::new(list), changed: Notify::new() }
+        Self { upstreams: names, list: Mutex::new(list), changed }
     }
 
     fn lock(&self) -> MutexGuard<'_, TargetList<A>> {
@@ -310,7 +345,7 @@ impl<A: TargetAddress> Targets<A> {
         index: usize,
         addresses: Vec<SocketAddr>,
     ) -> Option<(Vec<String>, Vec<String>)> {
-        let (name, weight) = &self.upstreams[index];
+        let (name, kind) = &self.upstreams[index];
         let mut list = self.lock();
         let mut of_upstream = list.of_upstream.clone();
         let targets = &mut of_upstream[index];
@@ -321,7 +356,7 @@ impl<A: TargetAddress> Targets<A> {
         for address in addresses {
             if targets.iter().all(|target| target.address != address) {
                 let host = name.as_ref().map(|name| name.host.clone());
-                targets.push(Arc::new(Target::new(address, *weight, host)));
+                targets.push(Arc::new(Target::new(address, kind.clone(), host)));
             }
         }
         let names = |targets: &[Arc<Target<A>>]| -> Vec<String> {
@@ -367,7 +402,8 @@ mod tests {
     fn addresses_of_a_name_are_replaced() {
         let at = |last: u8| SocketAddr::from(([192, 0, 2, last], 80));
         let name = Upstream::named("web", 80).weight(7);
-        let targets = Targets::<SocketAddr>::new(&[at(1).into(), name, at(2).into()]);
+        let targets =
+            Targets::<SocketAddr>::new(&[at(1).into(), name, at(2).into()], Arc::default());
         let shown =
             || targets.list().iter().map(|one| one.address.ip().to_string()).collect::<Vec<_>>();
         let ip =

@@ -123,7 +123,7 @@ impl UdpRelayBuilder {
         let cannot = |source| BindError::ListenUdp { address: self.listen, source };
         let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
-        let targets = Arc::new(Targets::new(&self.upstreams));
+        let targets = Arc::new(Targets::new(&self.upstreams, Arc::default()));
         let sources = Sources::new(self.per_source_max);
         let balancer = Balancer::new(self.balance, server.now().as_nanos());
         let shared = UdpShared {
@@ -275,7 +275,8 @@ impl UdpRelay {
         let (_serving, serving) = watch::channel(());
         if shared.targets.names().next().is_some() {
             let (server, targets) = (&shared.server, &shared.targets);
-            let resolved = names::resolve_first(server, targets, RESOLVE_FIRST_TIMEOUT);
+            let resolved =
+                names::resolve_first(server, std::slice::from_ref(targets), RESOLVE_FIRST_TIMEOUT);
             if let Either::Right(Err(error)) = select(draining.changed(), resolved).await {
                 return Err(error);
             }

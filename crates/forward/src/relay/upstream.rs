@@ -9,12 +9,13 @@ use vigie_detect::Instant;
 
 use super::{
     availability::{Choice, TRIAL},
+    channel::Channel,
     connection::Connection,
     endpoint::Endpoint,
     error::{Peer, RelayError},
     health::UpstreamHealth,
     proxy::{ProxyError, ProxyHeader, ProxyParse},
-    relay::RelayShared,
+    relay::{Opening, RelayShared},
     stream::RelayStream,
     target::{Target, TargetUse},
     wait::{is_exhausted, timeout, timeout_at},
@@ -60,12 +61,13 @@ async fn read_header(client: &Connection) -> Result<ProxyHeader, RelayError> {
 pub(super) async fn connect(
     shared: &RelayShared,
     client: Option<IpAddr>,
-    header: Option<ProxyHeader>,
+    opening: &Opening,
     mut reserved: Option<OwnedFd>,
-) -> Result<(Connection, TargetUse<Endpoint>), RelayError> {
+) -> Result<(Channel, TargetUse<Endpoint>), RelayError> {
     let server = &shared.resources.server;
     let mut attempts = Vec::new();
-    let order = shared.balancer.order(&shared.targets.list(), client, server.now());
+    let group = &shared.groups[opening.group];
+    let order = group.balancer.order(&group.targets.list(), client, server.now());
     let is_only = order.len() == 1;
     let mut left: VecDeque<_> = order.into_iter().map(|target| (target, is_only)).collect();
     while let Some((target, is_last_resort)) = left.pop_front() {
@@ -80,7 +82,7 @@ pub(super) async fn connect(
                 continue;
             }
         };
-        match attempt(shared, &target, header, time, reserved.take()).await {
+        match attempt(shared, &target, opening, time, reserved.take()).await {
             Ok(connected) => return Ok(connected),
             Err(error) => attempts.push((target.address.clone(), error)),
         }
@@ -92,14 +94,14 @@ pub(super) async fn connect(
 async fn attempt(
     shared: &RelayShared,
     target: &Arc<Target<Endpoint>>,
-    header: Option<ProxyHeader>,
+    opening: &Opening,
     time: Duration,
     reserved: Option<OwnedFd>,
-) -> Result<(Connection, TargetUse<Endpoint>), io::Error> {
+) -> Result<(Channel, TargetUse<Endpoint>), io::Error> {
     let (server, counters) = (&shared.resources.server, &shared.resources.counters);
     let deadline = server.now() + time;
     let used = TargetUse::of(target);
-    let attempt = connect_once(shared, &target.address, header, deadline, reserved);
+    let attempt = connect_once(shared, target, opening, deadline, reserved);
     let error = match watched(shared, &target.health, deadline, attempt).await {
         Ok(Some(Ok(connection))) => {
             target.health.note_reached(|| server.now());
@@ -142,18 +144,18 @@ async fn watched<T>(
 
 async fn connect_once(
     shared: &RelayShared,
-    endpoint: &Endpoint,
-    header: Option<ProxyHeader>,
+    target: &Target<Endpoint>,
+    opening: &Opening,
     deadline: Instant,
     reserved: Option<OwnedFd>,
-) -> io::Result<Connection> {
+) -> io::Result<Channel> {
     let server = &shared.resources.server;
 
     // From here on the upstream's descriptor takes its place.
     drop(reserved);
     let mut pause = RETRY_FIRST;
     let upstream = loop {
-        match Connection::connect_on(server, endpoint).await {
+        match Connection::connect_on(server, &target.address).await {
             Ok(upstream) => break upstream,
             // Another connection may end; a Unix listener may accept earlier ones.
             Err(error)
@@ -170,20 +172,34 @@ async fn connect_once(
         }
     };
 
-    if let Some(header) = header {
-        write_header(&upstream, header).await?;
-    }
-
+    let upstream = introduce(shared, target, upstream, opening.header).await?;
+    write_all(&upstream, &opening.first).await?;
     Ok(upstream)
 }
 
-pub(super) async fn write_header(upstream: &Connection, header: ProxyHeader) -> io::Result<()> {
-    let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
-    let bytes = header.write(&mut room);
-    write_all(upstream, &room[..bytes]).await
+/// Sends the header, and begins TLS.
+pub(super) async fn introduce(
+    shared: &RelayShared,
+    target: &Target<Endpoint>,
+    upstream: Connection,
+    header: Option<ProxyHeader>,
+) -> io::Result<Channel> {
+    if let Some(header) = header {
+        let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
+        let bytes = header.write(&mut room);
+        write_all(&upstream, &room[..bytes]).await?;
+    }
+    #[cfg(feature = "tls")]
+    if let Some(origination) = &target.tls {
+        let stream = super::tls::connect(origination, upstream, &shared.resources).await?;
+        return Ok(Channel::Tls(Box::new(stream)));
+    }
+    #[cfg(not(feature = "tls"))]
+    let _ = (shared, target);
+    Ok(Channel::Plain(upstream))
 }
 
-async fn write_all(stream: &Connection, mut bytes: &[u8]) -> io::Result<()> {
+async fn write_all(stream: &impl RelayStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let given = poll_fn(|cx| stream.poll_write(cx, bytes)).await?;
         if given == 0 {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use super::{
     Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Relay,
-    RelayMode, file::is_connection_count, values::is_v4,
+    RelayMode, file::is_connection_count, tls, values::is_v4,
 };
 
 /// The interface for packets of a host to itself.
@@ -51,7 +51,7 @@ fn circles(file: &str, config: &Config) -> Result<(), ConfigError> {
         while let Some(&from) = passed.get(next) {
             next += 1;
             for (at, (_, to)) in relays.iter().enumerate() {
-                if !relays[from].1.to.iter().any(|target| arrives_at(&target.url, &to.listen)) {
+                if !all_targets(relays[from].1).any(|target| arrives_at(target, &to.listen)) {
                     continue;
                 }
                 if at == index {
@@ -282,20 +282,28 @@ fn known_targets(relay: &Relay) -> Result<(), String> {
     Ok(())
 }
 
+/// The targets of a relay and of its routes.
+fn all_targets(relay: &Relay) -> impl Iterator<Item = &EndpointUri> {
+    let of_routes = relay.route.iter().flat_map(|route| &route.to);
+    relay.to.iter().chain(of_routes).map(|to| &to.url)
+}
+
 fn relayed(relay: &Relay) -> Result<(), String> {
     let is_udp =
         |endpoint: &EndpointUri| matches!(endpoint, EndpointUri::Udp(_) | EndpointUri::UdpName(_));
-    if relay.to.is_empty() {
+    if relay.to.is_empty()
+        && (relay.tls.is_on() || relay.route.iter().all(|route| route.to.is_empty()))
+    {
         return Err("`to` is empty: it needs at least one endpoint".to_owned());
     }
 
-    for endpoint in relay.to.iter().map(|to| &to.url).chain([&relay.listen]) {
+    for endpoint in all_targets(relay).chain([&relay.listen]) {
         if let EndpointUri::Unix(path) = endpoint {
             socket_path(path)?;
         }
     }
 
-    for to in relay.to.iter().map(|to| &to.url) {
+    for to in all_targets(relay) {
         if is_udp(&relay.listen) != is_udp(to) {
             return Err(format!(
                 "{} and {to} do not fit: datagrams go to udp://, streams to tcp:// or unix:",
@@ -318,10 +326,15 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         if relay.proxy_send || !relay.proxy_from.is_empty() || relay.framed.is_some() {
             return Err("`proxy_send`, `proxy_from` and `framed` are for streams".to_owned());
         }
+        if tls::is_used(relay) {
+            return Err("`tls`, `to_tls` and `route` are for streams".to_owned());
+        }
         if !matches!(relay.mode, RelayMode::Auto | RelayMode::Copy) {
             return Err("datagrams are copied: `mode` must be auto or copy".to_owned());
         }
     }
+
+    tls::check(relay)?;
 
     if relay.framed.is_none() && relay.frame_mode != FrameMode::default() {
         return Err(

@@ -3,13 +3,14 @@
 use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
 
 use super::{
-    BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, Config,
+    BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, ClientTls, Config,
     EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT,
     IDLE_DEFAULT, Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT,
-    PathChoice, Ports, Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, SegmentsChoice,
-    TABLE_MAIN, TargetUri, Time, WaitMode,
+    PathChoice, Ports, Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, Route,
+    SegmentsChoice, TABLE_MAIN, TargetTls, TargetUri, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
+    tls::{read_client_tls, read_target_tls},
     values::{one_or_more, read_listener},
 };
 use serde::Deserialize;
@@ -95,6 +96,12 @@ struct RawRelay {
     #[serde(default)]
     frame_mode: FrameMode,
     message_max: Option<u64>,
+    #[serde(default, deserialize_with = "read_client_tls")]
+    tls: ClientTls,
+    #[serde(default, deserialize_with = "read_target_tls")]
+    to_tls: TargetTls,
+    #[serde(default)]
+    route: Vec<Route>,
 }
 
 /// Reads two names. (An array type of length two would accept three elements, and ignore the last.)
@@ -244,6 +251,9 @@ impl RawRelay {
             framed: self.framed,
             frame_mode: self.frame_mode,
             message_max: self.message_max.unwrap_or(MESSAGE_BYTES_DEFAULT),
+            tls: self.tls,
+            to_tls: self.to_tls,
+            route: self.route,
         };
         (self.name, FlowKind::Relay(relay))
     }
@@ -475,6 +485,43 @@ mod tests {
                 relay.replace("'tcp://127.0.0.1:2'", "[{ url = 'tcp://127.0.0.1:2', wait = 1 }]"),
                 &["line 3", "`wait`", "`weight`"],
             ),
+        ] {
+            assert_refused(&text, words);
+        }
+    }
+
+    /// Goal: a file with all settings of TLS is read, and its faults are reported with the line and the remedy. Method: one error at a time.
+    #[test]
+    fn settings_of_tls_are_read() {
+        let relay = "[[relay]]\nlisten = 'tcp://127.0.0.1:1'\nto = 'tcp://web.test:2'\n";
+        let route = "[[relay.route]]\nnames = '*.a.test'\ntls = { pass_through = true }\n";
+        let all = format!(
+            "{relay}tls = {{ certificate = 'c', key = 'k', alpn = 'h2' }}\nto_tls = {{}}\n{route}to = 'tcp://[::1]:3'\n\
+             to_tls = {{ server_name = 'a.test', ca = 'ca', certificate = 'c', key = 'k', alpn = ['a', 'b'] }}\n"
+        );
+        let config = parse("f", &all).unwrap();
+        let FlowKind::Relay(read) = &config.flows[0].kind else { panic!("{config:?}") };
+        assert_eq!((read.tls.alpn.len(), read.to_tls.is_on, read.route.len()), (1, true, 1));
+        assert_eq!(read.to_tls.name_for(&read.to[0]).as_deref(), Some("web.test"));
+        let of_route = &read.route[0];
+        assert_eq!(of_route.to_tls.name_for(&of_route.to[0]).as_deref(), Some("a.test"));
+        assert!(of_route.tls.pass_through && of_route.to_tls.is_on);
+        for (text, words) in [
+            (format!("{relay}tls = {{}}\n"), &["line 1", "`certificate`", "`pass_through"][..]),
+            (format!("{relay}tls = {{ certificate = 'c' }}\n"), &["line 1", "without its `key`"]),
+            (format!("{relay}tls = {{ certificat = 'c' }}\n"), &["line 4", "mean `certificate`?"]),
+            (format!("{relay}tls = {{ pass_through = true, alpn = 'h2' }}\n"), &["`alpn`"]),
+            (format!("{relay}to_tls = {{ key = 'k' }}\n"), &["line 1", "`to_tls` needs"]),
+            (format!("{relay}to_tls = {{ verify = false }}\n"), &["line 4", "`verify`"]),
+            (
+                relay.replace("tcp://web.test:2", "unix:/run/web") + "to_tls = {}\n",
+                &["line 1", "`server_name` of unix:/run/web"],
+            ),
+            (relay.replace("tcp:", "udp:") + "to_tls = {}\n", &["line 1", "are for streams"]),
+            (format!("{relay}{}", route.replace("'*.a.test'", "[]")), &["line 1", "`names`"]),
+            (format!("{relay}{route}to_tls = {{}}\n"), &["line 1", "`to_tls` without `to`"]),
+            (format!("{relay}{route}to = 'tcp://127.0.0.1:1'\n"), &["line 1", "to itself"]),
+            (relay.replace("'tcp://web.test:2'", "[]") + route, &["line 1", "`to` is empty"]),
         ] {
             assert_refused(&text, words);
         }

@@ -4,6 +4,7 @@ mod check;
 mod file;
 mod nearest;
 mod tables;
+mod tls;
 mod values;
 
 use std::{fmt, net::Ipv4Addr, path::PathBuf, time::Duration};
@@ -14,6 +15,7 @@ use serde::Deserialize;
 pub(crate) use self::{
     check::check,
     file::{ConfigError, read},
+    tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
         BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, PathChoice,
         Ports, Publish, Range, RelayMode, SegmentsChoice, TargetUri, Time, TransportProtocol,
@@ -87,7 +89,11 @@ impl fmt::Display for FlowKind {
                     BalanceChoice::First => ", or else ",
                     _ => " and ",
                 };
-                write!(f, "relays {} to {}", relay.listen, to.join(between))
+                write!(f, "relays {} to {}", relay.listen, to.join(between))?;
+                relay
+                    .route
+                    .iter()
+                    .try_for_each(|route| write!(f, ", {} elsewhere", route.names.join(" and ")))
             }
             Self::L2(l2) => write!(f, "passes frames between {}", l2.between.join(" and ")),
             Self::L3(l3) => {
@@ -173,7 +179,7 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
-    /// Time limit for connecting to each target, and for a client to send its PROXY protocol header.
+    /// Time limit for connecting to each target, and for a client to send its PROXY protocol header, and for each handshake of TLS.
     #[arg(long, value_name = "TIME", default_value_t = CONNECT_DEFAULT)]
     pub(crate) connect: Time,
 
@@ -218,6 +224,16 @@ pub(crate) struct Relay {
     /// is cut-through.
     #[arg(long, value_name = "BYTES", default_value_t = MESSAGE_BYTES_DEFAULT, requires = "framed")]
     pub(crate) message_max: u64,
+
+    #[command(flatten)]
+    pub(crate) tls: ClientTls,
+
+    #[command(flatten)]
+    pub(crate) to_tls: TargetTls,
+
+    /// Clients that ask for certain names by TLS; in files only.
+    #[arg(skip)]
+    pub(crate) route: Vec<Route>,
 }
 
 const MESSAGE_BYTES_DEFAULT: u64 = 16 << 20;

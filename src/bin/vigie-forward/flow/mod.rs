@@ -8,6 +8,7 @@
 
 mod frames;
 mod relay;
+mod tls;
 
 use std::{future::Future, io, pin::Pin, rc::Rc};
 
@@ -76,6 +77,9 @@ pub(crate) trait Running {
     /// Does periodic work; called a few times a second.
     fn tick(&mut self, _cache: Option<&NetlinkCache>, _now: Instant) {}
 
+    /// Reads files again, such as certificates.
+    fn reload(&self) {}
+
     /// Moves between host and network interface.
     fn move_to(&mut self, _side: FlowSide) -> Result<(), String> {
         Err("its streams can only be relayed by the host".to_owned())
@@ -90,6 +94,14 @@ pub(crate) struct Draining {
     /// Returns its report, until it has ended.
     pub(crate) report: Box<dyn Fn() -> FlowReport>,
     pub(crate) ended: Local<'static, Drained>,
+}
+
+/// Reads the files that a flow needs, such as certificates, and nothing else.
+pub(crate) fn check_files(flow: &FlowConfig) -> Result<(), FlowError> {
+    match &flow.kind {
+        FlowKind::Relay(relay) => relay::check_files(relay),
+        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => Ok(()),
+    }
 }
 
 /// Sets a flow up. Streams run on `streams`.

@@ -20,10 +20,14 @@ use vigie::{
     spawn_local,
 };
 
-use super::{Drained, Draining, FlowError, Prepared, Running, StartContext};
+use super::{
+    Drained, Draining, FlowError, Prepared, Running, StartContext,
+    tls::{self, Identities, RelayTls},
+};
 use crate::{
     config::{
         BalanceChoice, EndpointUri, FrameMode, HostPort, LengthForm, Relay, RelayMode, TargetUri,
+        uses_tls,
     },
     instance::InstanceEvent,
     journal::log,
@@ -88,6 +92,24 @@ fn cannot_listen(at: &str, address: Option<SocketAddr>, source: io::Error) -> Fl
     }
 }
 
+/// Returns a target of streams.
+fn upstream(to: &TargetUri) -> Option<Upstream> {
+    let upstream = match &to.url {
+        EndpointUri::TcpName(HostPort { host, port }) => Some(Upstream::named(host, *port)),
+        url => endpoint(url).map(Upstream::from),
+    };
+    Some(upstream?.weight(to.weight))
+}
+
+fn read_tls(relay: &Relay) -> Result<RelayTls, FlowError> {
+    tls::read(relay, upstream).map_err(|error| FlowError::InvalidSetting(error.to_string()))
+}
+
+/// Reads certificates and keys.
+pub(super) fn check_files(relay: &Relay) -> Result<(), FlowError> {
+    read_tls(relay).map(drop)
+}
+
 fn prepare_streams(
     mut head: FlowReport,
     relay: &Relay,
@@ -101,14 +123,10 @@ fn prepare_streams(
         .setup_timeout(relay.connect.0)
         .idle_timeout(Some(relay.idle.0))
         .memory_bytes_max(MEMORY_BYTES_MAX);
-    for to in &relay.to {
-        let upstream = match &to.url {
-            EndpointUri::TcpName(HostPort { host, port }) => Some(Upstream::named(host, *port)),
-            url => endpoint(url).map(Upstream::from),
-        };
-        if let Some(upstream) = upstream {
-            builder = builder.upstream(upstream.weight(to.weight));
-        }
+    let RelayTls { router, upstreams, identities } = read_tls(relay)?;
+    builder = upstreams.into_iter().fold(builder, library::RelayBuilder::upstream);
+    if let Some(router) = router {
+        builder = builder.tls(router);
     }
     builder = builder.balance(balance(relay.balance)).resolve_every(relay.resolve.0);
     if let Some(check) = relay.check {
@@ -161,7 +179,12 @@ fn prepare_streams(
     head.between = format!("{} -> {}", bound.endpoint(), targets(relay));
     log(format!("flow `{}` listens at {}", head.name, bound.endpoint()));
     let runtime = streams.handle().clone();
-    Ok(Box::new(PreparedRelay { head, relay: BoundRelay::Streams(bound), runtime }))
+    Ok(Box::new(PreparedRelay {
+        head,
+        relay: BoundRelay::Streams { relay: bound, has_tls: uses_tls(relay) },
+        runtime,
+        identities,
+    }))
 }
 
 /// The targets as text.
@@ -237,11 +260,12 @@ fn prepare_datagrams(
         head,
         relay: BoundRelay::Datagrams(bound),
         runtime: streams.handle().clone(),
+        identities: Identities::default(),
     }))
 }
 
 enum BoundRelay {
-    Streams(library::Relay),
+    Streams { relay: library::Relay, has_tls: bool },
     Datagrams(library::UdpRelay),
 }
 
@@ -250,6 +274,7 @@ struct PreparedRelay {
     head: FlowReport,
     relay: BoundRelay,
     runtime: vigie::Handle,
+    identities: Identities,
 }
 
 impl Prepared for PreparedRelay {
@@ -258,12 +283,12 @@ impl Prepared for PreparedRelay {
     }
 
     fn start(self: Box<Self>, context: &StartContext<'_>) -> Result<Box<dyn Running>, FlowError> {
-        let Self { head, relay, runtime } = *self;
+        let Self { head, relay, runtime, identities } = *self;
         let connections = runtime.clone();
         let spawn = move |connection| connections.spawn::<ConnectionTask>(connection).detach();
         let (handle, serving) = match relay {
-            BoundRelay::Streams(relay) => {
-                let handle = AnyRelayHandle::Streams(relay.handle());
+            BoundRelay::Streams { relay, has_tls } => {
+                let handle = AnyRelayHandle::Streams { handle: relay.handle(), has_tls };
                 (handle, runtime.spawn(async move { relay.serve(spawn).await.map(|all| all.cut) }))
             }
             BoundRelay::Datagrams(relay) => {
@@ -286,12 +311,12 @@ impl Prepared for PreparedRelay {
             result.replace(Some(said.unwrap_or(0)));
         });
 
-        Ok(Box::new(RunningRelay { head, handle, watcher, ended }))
+        Ok(Box::new(RunningRelay { head, handle, watcher, ended, identities }))
     }
 }
 
 enum AnyRelayHandle {
-    Streams(RelayHandle),
+    Streams { handle: RelayHandle, has_tls: bool },
     Datagrams(UdpRelayHandle),
 }
 
@@ -302,6 +327,7 @@ struct RunningRelay {
     watcher: JoinHandle<()>,
     /// The number of connections cut, once it has ended.
     ended: Rc<RefCell<Option<u64>>>,
+    identities: Identities,
 }
 
 impl Running for RunningRelay {
@@ -309,11 +335,15 @@ impl Running for RunningRelay {
         self.handle.report(&self.head)
     }
 
+    fn reload(&self) {
+        self.identities.reload(&self.head.name);
+    }
+
     fn drain(self: Box<Self>, deadline: Instant) -> Draining {
-        let Self { head, handle, watcher, ended } = *self;
+        let Self { head, handle, watcher, ended, .. } = *self;
         let time = deadline.saturating_duration_since(monotonic_now());
         match &handle {
-            AnyRelayHandle::Streams(handle) => handle.drain(time),
+            AnyRelayHandle::Streams { handle, .. } => handle.drain(time),
             AnyRelayHandle::Datagrams(handle) => handle.drain(time),
         }
         let ended = Box::pin(async move {
@@ -328,14 +358,16 @@ impl Running for RunningRelay {
 impl AnyRelayHandle {
     fn report(&self, head: &FlowReport) -> FlowReport {
         let (report, targets) = match self {
-            Self::Streams(handle) => (of_streams(head, &handle.stats()), handle.targets()),
+            Self::Streams { handle, has_tls } => {
+                (of_streams(head, &handle.stats(), *has_tls), handle.targets())
+            }
             Self::Datagrams(handle) => (of_datagrams(head, &handle.stats()), handle.targets()),
         };
         FlowReport { targets: targets.into_iter().map(of_target).collect(), ..report }
     }
 }
 
-fn of_streams(head: &FlowReport, stats: &RelayStats) -> FlowReport {
+fn of_streams(head: &FlowReport, stats: &RelayStats, has_tls: bool) -> FlowReport {
     FlowReport {
         units: stats.accepted,
         bytes: stats.bytes_up.saturating_add(stats.bytes_down),
@@ -345,8 +377,9 @@ fn of_streams(head: &FlowReport, stats: &RelayStats) -> FlowReport {
             + stats.reset
             + stats.timed_out
             + stats.malformed
+            + stats.tls_clients_failed
             + stats.cut,
-        counters: owned(stats.named()),
+        counters: owned(stats.named().filter(|(name, _)| has_tls || !name.starts_with("tls_"))),
         ..head.clone()
     }
 }

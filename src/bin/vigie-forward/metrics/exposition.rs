@@ -116,6 +116,9 @@ impl Families {
                     let labels = [of_flow[0], ("reason", "no room to send")];
                     self.counter(name, "Packets dropped, by reason.", &labels, *value);
                 }
+                // The sum of others.
+                None if name == "tls_clients_failed" => {}
+                None if name.starts_with("tls_") => self.handshakes(&of_flow[0], name, *value),
                 Some((side @ ("host" | "nic"), what)) => {
                     let labels = [of_flow[0], ("side", side)];
                     let help = format!("The counters `{what}` of host and interface.");
@@ -127,6 +130,18 @@ impl Families {
         for target in &flow.targets {
             self.target(&flow.name, target);
         }
+    }
+
+    /// Handshakes, by side and result.
+    fn handshakes(&mut self, of_flow: &(&str, &str), name: &str, value: u64) {
+        let side = [("client", "tls_clients_"), ("upstream", "tls_upstreams_")];
+        let found = side.iter().find_map(|(side, start)| Some((side, name.strip_prefix(start)?)));
+        let Some((side, result)) = found else {
+            let help = format!("The counter `{name}` of `vigie-forward stats`.");
+            return self.counter(name, &help, &[*of_flow], value);
+        };
+        let labels = [*of_flow, ("side", side), ("result", result)];
+        self.counter("tls_handshakes", "Handshakes of TLS, by result.", &labels, value);
     }
 
     fn target(&mut self, flow: &str, of: &TargetReport) {

@@ -3,7 +3,10 @@ use std::net::SocketAddr;
 use proptest::prelude::{Strategy, any, prop, prop_assert, prop_assert_eq, proptest};
 
 use super::*;
-use crate::relay::{availability::TRIAL, target::TargetUse};
+use crate::relay::{
+    availability::TRIAL,
+    target::{TargetKind, TargetUse},
+};
 
 type TestTarget = Arc<Target<SocketAddr>>;
 
@@ -17,7 +20,13 @@ const POLICIES: [Balance; 5] = [
 
 fn targets(weights: &[u16]) -> Vec<TestTarget> {
     let address = |at: usize| SocketAddr::from(([192, 0, 2, u8::try_from(at).unwrap()], 80));
-    let target = |(at, weight): (usize, &u16)| Arc::new(Target::new(address(at), *weight, None));
+    let target = |(at, weight): (usize, &u16)| {
+        Arc::new(Target::new(
+            address(at),
+            TargetKind { weight: *weight, ..TargetKind::default() },
+            None,
+        ))
+    };
     weights.iter().enumerate().map(target).collect()
 }
 

@@ -164,7 +164,7 @@ impl FramedPump {
                 return Poll::Ready(Err(PumpError::Frame(error)));
             }
             if self.has_ended {
-                return Poll::Ready(self.end(to));
+                return self.end(cx, to);
             }
             if *moved >= stop {
                 resources.yielder.yield_now(&resources.server, resources.counters.active.value());
@@ -236,12 +236,12 @@ impl FramedPump {
     }
 
     /// Handles the end of the sender's stream.
-    fn end<B: RelayStream>(&mut self, to: &B) -> Result<(), PumpError> {
+    fn end<B: RelayStream>(&mut self, cx: &Context<'_>, to: &B) -> Poll<Result<(), PumpError>> {
         if self.is_torn() {
-            return Err(self.torn(None));
+            return Poll::Ready(Err(self.torn(None)));
         }
         self.drop_buffer();
-        to.finish_writing().map_err(|source| PumpError::io(StreamSide::To, source))
+        to.poll_finish(cx).map_err(|source| PumpError::io(StreamSide::To, source))
     }
 
     const fn is_torn(&self) -> bool {

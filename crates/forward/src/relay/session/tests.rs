@@ -96,11 +96,9 @@ impl RelayStream for End {
         self.incoming.borrow_mut().set_low_water(bytes);
     }
 
-    fn finish_writing(&self) -> io::Result<()> {
-        let half = &mut *self.outgoing.borrow_mut();
-        half.has_ended = true;
-        half.wake();
-        Ok(())
+    fn poll_finish(&self, _: &Context<'_>) -> Poll<io::Result<()>> {
+        self.finish_writing();
+        Poll::Ready(Ok(()))
     }
 
     fn unsent_bytes(&self) -> usize {
@@ -117,6 +115,12 @@ impl RelayStream for End {
 }
 
 impl End {
+    fn finish_writing(&self) {
+        let half = &mut *self.outgoing.borrow_mut();
+        half.has_ended = true;
+        half.wake();
+    }
+
     async fn read(&self, room: &mut [u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_read(cx, room)).await
     }
@@ -241,7 +245,7 @@ fn exchange(seed: u64) -> u64 {
                 writer.write_all(piece).await.expect("open");
                 rest = later;
             }
-            writer.finish_writing().expect("open");
+            writer.finish_writing();
         }));
         let piece = simulation.random().usize(1..10_000);
         heard.push((said, simulation.spawn(async move { end.read_all(piece).await })));
@@ -301,13 +305,13 @@ fn break_off(seed: u64, mode: FrameMode) {
             }
             client.reset();
         } else {
-            client.finish_writing().expect("open");
+            client.finish_writing();
         }
     }));
     let reader = upstream.clone();
     let heard = simulation.spawn(async move {
         let heard = reader.read_all(3000).await;
-        reader.finish_writing().expect("the other direction is open or over");
+        reader.finish_writing();
         heard
     });
     let resources = resources(&server);
@@ -316,7 +320,7 @@ fn break_off(seed: u64, mode: FrameMode) {
     let ended = simulation.block_on(session.run(&resources)).expect("no deadlock");
     // Dropping real streams ends them.
     drop(upstream);
-    session.upstream.finish_writing().expect("a simulated stream");
+    session.upstream.finish_writing();
     let (heard, was_reset) = simulation.block_on(heard).expect("it ends");
     let whole = ends.iter().copied().filter(|end| *end <= cut).max().unwrap_or(0);
     let is_torn = whole < cut;
@@ -396,8 +400,8 @@ fn a_dropped_session_is_no_end() {
             })
             .await;
             if is_over {
-                client.finish_writing().expect("open");
-                upstream.finish_writing().expect("open");
+                client.finish_writing();
+                upstream.finish_writing();
                 running.await.expect("both have ended");
             }
             let mut room = [0; 8];
@@ -430,7 +434,7 @@ fn pieces_are_cut_through_as_they_come() {
                 sleep(&timed, Duration::from_micros(500)).await;
                 client.write_all(&piece).await.expect("open");
             }
-            client.finish_writing().expect("open");
+            client.finish_writing();
         }));
         let first = Rc::new(Cell::new(None));
         let (seen, timed) = (Rc::clone(&first), server.clone());
@@ -438,7 +442,7 @@ fn pieces_are_cut_through_as_they_come() {
             upstream.read(&mut [0; 1]).await.expect("open");
             seen.set(Some(timed.now()));
             upstream.read_all(1 << 20).await;
-            upstream.finish_writing().expect("open");
+            upstream.finish_writing();
         }));
         let resources = resources(&server);
         let resources =
@@ -503,7 +507,7 @@ fn no_message_waits_for_the_next() {
                     }
                     assert!(client.read_exact(message.len()).await == message, "the answer");
                 }
-                client.finish_writing().expect("open");
+                client.finish_writing();
             });
             drop(simulation.spawn(async move {
                 for (message, piece) in messages {
@@ -513,7 +517,7 @@ fn no_message_waits_for_the_next() {
                         upstream.write_all(piece).await.expect("open");
                     }
                 }
-                upstream.finish_writing().expect("open");
+                upstream.finish_writing();
             }));
             let resources = resources(&server);
             let framing = Framing::new(LengthFormat::U32Be).mode(mode);
