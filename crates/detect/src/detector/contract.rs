@@ -79,7 +79,8 @@ pub enum Arming {
 ///    by `submit`, or by the poll that [`SubmitOutcome::Queued`] asks for: it is not lost for lack of a
 ///    waiter.
 /// 3. An event between [`arm`](Self::arm) and the sleep makes the watched descriptor readable, or
-///    calls the notifier, or `arm` returns [`ArmOutcome::Ready`].
+///    calls the notifier, or `arm` returns [`ArmOutcome::Ready`]. `Ready` means that the next poll reports an event or
+///    has other work to do; a detector that returns it for nothing keeps a core busy.
 /// 4. Each event is reported once, to one request.
 /// 5. After [`cancel`](Self::cancel) returned [`CancelOutcome::Released`] the detector no longer touches
 ///    the request. After [`CancelOutcome::InFlight`] it completes the key exactly once, at any later time.

@@ -38,6 +38,8 @@ use crate::{
 /// 3. An event that comes after [`arm`](Self::arm) returned [`ArmOutcome::Armed`] makes one of the
 ///    [`descriptors`](Self::descriptors) ready or calls the notifier. An event that was there before is found by the
 ///    [`take`](Self::take) that follows at once, or `arm` returns [`ArmOutcome::Ready`].
+///    `Ready` means that a present waiter will take something, or that `progress` has work: an engine that returns it again and again
+///    for an event that has no waiter keeps a core busy.
 /// 4. The host calls no [`progress`](Self::progress) between an [`arm`](Self::arm) that returned [`ArmOutcome::Armed`] and the
 ///    first readiness event, notification or deadline after it.
 /// 5. A descriptor keeps its key and its generation while it is open. Another generation means another descriptor.

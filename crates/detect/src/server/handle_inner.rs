@@ -6,6 +6,7 @@
 use std::{mem, time::Duration};
 
 use super::{
+    false_ready::FalseReady,
     helper::{Helper, RETRY_AFTER},
     metrics::HandleReport,
     registered::{BeforeSleep, Due, PollCause, Registered},
@@ -70,6 +71,7 @@ pub(super) struct HandleCore<D: Detector> {
     rest_at: Option<Instant>,
     /// The number of full polls in a row.
     full_polls: u32,
+    false_ready: FalseReady,
     /// Only for a detector that can block.
     helper: Option<Helper>,
     /// Only for a detector with a signal.
@@ -112,6 +114,7 @@ impl<D: Detector> HandleInner<D> {
                 is_held_back: false,
                 rest_at: None,
                 full_polls: 0,
+                false_ready: FalseReady::default(),
                 helper: None,
                 signal_registration: None,
                 is_draining: false,
@@ -587,17 +590,16 @@ impl<D: Detector> Registered for HandleInner<D> {
                     return BeforeSleep::Events(ended);
                 }
             };
-            let mut reported = self.poll_core(core, PollCause::Poll, now, batch);
-            if armed == ArmOutcome::Ready {
-                reported = reported.max(1);
-            }
-            self.watch.is_armed.store(reported == 0, Ordering::Relaxed);
+            let reported = self.poll_core(core, PollCause::Poll, now, batch);
+            let is_false = armed == ArmOutcome::Ready && reported == 0;
+            let look_again = core.false_ready.record(is_false, now, self.name);
+            self.watch.is_armed.store(reported == 0 && !is_false, Ordering::Relaxed);
             self.finish_poll(guard);
+            // The poll has published the detector's deadline.
             return if reported > 0 {
                 BeforeSleep::Events(reported)
             } else {
-                // The poll has published the detector's deadline.
-                BeforeSleep::Until(None)
+                BeforeSleep::Until(look_again)
             };
         }
         let next_poll = self.watch.next_poll_ns.load(Ordering::Relaxed);

@@ -22,6 +22,7 @@ mod current;
 mod driver;
 mod driver_state;
 mod embedded;
+mod false_ready;
 mod handle;
 mod handle_inner;
 mod handle_table;

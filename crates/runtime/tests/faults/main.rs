@@ -22,4 +22,5 @@ mod lanes;
 mod names;
 mod panics;
 mod refusals;
+mod restless;
 mod storms;
