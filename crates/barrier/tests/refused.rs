@@ -1,5 +1,7 @@
 //! Barriers in a simulated world that have no meaning there, and those that have one.
 
+#![cfg(not(loom))]
+
 use std::{io, time::Duration};
 
 use vigie_barrier::{

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     flavor::simulated::{self, PolledIn},
     handle::{Handle, Scheduler},
-    sync::{AtomicBool, Ordering},
+    sync::{RealAtomicBool, count::RELAXED},
 };
 
 /// Puts functions in the place of the C library's, in a test program: once, outside of all functions. While a simulated node's
@@ -261,8 +261,8 @@ pub unsafe fn connect(socket: i32, to: *const c_void, length: u32) -> i32 {
 /// As for the function.
 #[doc(hidden)]
 pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
-    if !ARE_CAUGHT.load(Ordering::Relaxed) {
-        ARE_CAUGHT.store(true, Ordering::Relaxed);
+    if !ARE_CAUGHT.load(RELAXED) {
+        ARE_CAUGHT.store(true, RELAXED);
     }
     let is_wall = match clock {
         libc::CLOCK_MONOTONIC | libc::CLOCK_BOOTTIME | libc::CLOCK_MONOTONIC_COARSE => Some(false),
@@ -286,13 +286,13 @@ pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
 }
 
 /// The program has [`catch_escapes!`].
-static ARE_CAUGHT: AtomicBool = AtomicBool::new(false);
+static ARE_CAUGHT: RealAtomicBool = RealAtomicBool::new(false);
 
 /// Returns whether this program has [`catch_escapes!`].
 pub(super) fn are_caught() -> bool {
     // std asks the C library, or what stands in its place.
     let _ = UNIX_EPOCH.elapsed();
-    ARE_CAUGHT.load(Ordering::Relaxed)
+    ARE_CAUGHT.load(RELAXED)
 }
 
 /// Returns what the wall clock of the current node shows, since 1970.
