@@ -18,7 +18,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Relay streams (TCP, Unix) or datagrams (UDP) from one endpoint to another. Needs no privilege.
-    Relay(Single<Relay>),
+    Relay(Box<Single<Relay>>),
     /// Pass frames between two interfaces unchanged, like a wire.
     L2(Single<L2>),
     /// Route packets between interfaces, following the kernel's routes and neighbours.
@@ -203,7 +203,7 @@ mod tests {
         let config = |line: &str| {
             let cli = Cli::try_parse_from(line.split(' ')).unwrap();
             match cli.command {
-                Command::Relay(one) => one.into_config(FlowKind::Relay),
+                Command::Relay(one) => one.into_config(|relay| FlowKind::Relay(Box::new(relay))),
                 Command::L2(one) => one.into_config(FlowKind::L2),
                 Command::L3(one) => one.into_config(FlowKind::L3),
                 Command::Nat(one) => one.into_config(FlowKind::Nat),
@@ -212,6 +212,15 @@ mod tests {
         };
         let relay = config("f relay --listen tcp://[::1]:1 --to unix:/x --mode splice --drain 1s");
         assert_eq!((relay.flows[0].name.as_str(), relay.process.drain.0.as_secs()), ("relay", 1));
+        let relay = "f relay --listen tcp://[::1]:1 --to tcp://web.test:2";
+        let tls = "--tls-certificate c --tls-key k --tls-alpn h2 --to-tls --to-tls-ca ca";
+        let FlowKind::Relay(read) = &config(&format!("{relay} {tls}")).flows[0].kind else {
+            panic!("a relay")
+        };
+        assert!(read.tls.is_on() && read.to_tls.is_on && read.to_tls.ca.is_some());
+        for half in ["--tls-certificate c", "--tls-key k", "--to-tls-name a", "--tls-alpn h2"] {
+            Cli::try_parse_from(format!("{relay} {half}").split(' ')).expect_err(half);
+        }
         let l2 = config("f l2 a b --path xdp-native --waiting spin");
         assert_eq!(l2.flows[0].kind.interfaces(), ["a", "b"]);
         let l3 = config("f l3 a b c --to-nic-above 100 --to-host-below 10 --hold 1s");

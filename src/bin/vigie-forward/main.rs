@@ -43,7 +43,9 @@ use self::{
 fn main() {
     journal::install_subscriber();
     let code = match Cli::parse().command {
-        Command::Relay(one) => forward(Ok(one.into_config(FlowKind::Relay)), None),
+        Command::Relay(one) => {
+            forward(Ok(one.into_config(|relay| FlowKind::Relay(Box::new(relay)))), None)
+        }
         Command::L2(one) => forward(Ok(one.into_config(FlowKind::L2)), None),
         Command::L3(one) => forward(Ok(one.into_config(FlowKind::L3)), None),
         Command::Nat(one) => forward(Ok(one.into_config(FlowKind::Nat)), None),

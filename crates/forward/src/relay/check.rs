@@ -20,9 +20,9 @@ use vigie_detect::Instant;
 #[cfg(feature = "tls")]
 use super::stream::RelayStream;
 use super::{
-    channel::Channel,
     connection::Connection,
     endpoint::Endpoint,
+    peer_stream::PeerStream,
     proxy::ProxyHeader,
     relay::RelayShared,
     target::Target,
@@ -184,10 +184,10 @@ async fn probe(shared: &RelayShared, target: &Target<Endpoint>) -> io::Result<()
     let header = shared.settings.sends_proxy.then_some(ProxyHeader::Local);
     let connection = introduce(shared, target, connection, header).await?;
     match connection {
-        Channel::Plain(_) => Ok(()),
+        PeerStream::Plain(_) => Ok(()),
         // As TLS ends, so that the target logs no cut connection.
         #[cfg(feature = "tls")]
-        stream @ Channel::Tls(_) => std::future::poll_fn(|cx| stream.poll_finish(cx)).await,
+        stream @ PeerStream::Tls(_) => std::future::poll_fn(|cx| stream.poll_finish(cx)).await,
     }
 }
 

@@ -20,7 +20,7 @@
 //!
 //! # Bounds
 //! Connections are limited by [`RelayBuilder::connections_max`], in all, and [`RelayBuilder::per_source_max`], memory by [`RelayBuilder::memory_bytes_max`] plus 8
-//! KiB per connection, pipes by [`RelayBuilder::pipes_max`]. An idle connection holds no buffer. While a receiver is
+//! KiB per connection and 60 KiB for each of its sides that speaks TLS, pipes by [`RelayBuilder::pipes_max`]. An idle connection holds no buffer. While a receiver is
 //! slow, its sender is not read and has to wait.
 //!
 //! # How connections end
@@ -33,7 +33,6 @@ mod access;
 mod availability;
 mod balance;
 mod buffers;
-mod channel;
 mod check;
 mod chooser;
 mod connection;
@@ -43,6 +42,7 @@ mod error;
 mod framed;
 mod health;
 mod names;
+mod peer_stream;
 mod pipes;
 mod proxy;
 mod raw;

@@ -22,13 +22,13 @@ use vigie_detect::{Instant, Server};
 use super::{
     access::{SourcePermit, Sources},
     balance::Balancer,
-    channel::{Channel, PendingClient},
     check,
     connection::{Acceptor, Connection},
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
     names,
+    peer_stream::{PeerStream, PendingClient},
     proxy::ProxyHeader,
     resources::RelayResources,
     session::Session,
@@ -409,7 +409,7 @@ impl RelayShared {
         &self,
         client: &mut PendingClient,
         reserved: OwnedFd,
-    ) -> Result<((Channel, TargetUse<Endpoint>), SourcePermit, u64), RelayError> {
+    ) -> Result<((PeerStream, TargetUse<Endpoint>), SourcePermit, u64), RelayError> {
         let connection = client.connection();
         let own = ProxyHeader::of(connection.addresses());
         let header = if self.is_trusted(connection) {

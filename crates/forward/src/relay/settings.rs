@@ -114,7 +114,8 @@ impl RelayBuilder {
         /// IPv6. Further ones are reset, and counted as `over_source_max`. Default: no limit.
         per_source_max: usize => Some,
 
-        /// Sets the memory for buffers. Default 256 MiB. In addition each connection may take 8 KiB. Half is for stored
+        /// Sets the memory for buffers. Default 256 MiB. In addition each connection may take 8 KiB, and 60 KiB for each of
+        /// its sides that speaks TLS, while something is on its way. Half is for stored
         /// messages; when that is used up, messages are cut through, or wait if they must be stored.
         memory_bytes_max: usize,
 

@@ -9,11 +9,11 @@ use vigie_detect::Instant;
 
 use super::{
     availability::{Choice, TRIAL},
-    channel::Channel,
     connection::Connection,
     endpoint::Endpoint,
     error::{Peer, RelayError},
     health::UpstreamHealth,
+    peer_stream::PeerStream,
     proxy::{ProxyError, ProxyHeader, ProxyParse},
     relay::{Opening, RelayShared},
     stream::RelayStream,
@@ -63,7 +63,7 @@ pub(super) async fn connect(
     client: Option<IpAddr>,
     opening: &Opening,
     mut reserved: Option<OwnedFd>,
-) -> Result<(Channel, TargetUse<Endpoint>), RelayError> {
+) -> Result<(PeerStream, TargetUse<Endpoint>), RelayError> {
     let server = &shared.resources.server;
     let mut attempts = Vec::new();
     let group = &shared.groups[opening.group];
@@ -97,7 +97,7 @@ async fn attempt(
     opening: &Opening,
     time: Duration,
     reserved: Option<OwnedFd>,
-) -> Result<(Channel, TargetUse<Endpoint>), io::Error> {
+) -> Result<(PeerStream, TargetUse<Endpoint>), io::Error> {
     let (server, counters) = (&shared.resources.server, &shared.resources.counters);
     let deadline = server.now() + time;
     let used = TargetUse::of(target);
@@ -148,7 +148,7 @@ async fn connect_once(
     opening: &Opening,
     deadline: Instant,
     reserved: Option<OwnedFd>,
-) -> io::Result<Channel> {
+) -> io::Result<PeerStream> {
     let server = &shared.resources.server;
 
     // From here on the upstream's descriptor takes its place.
@@ -183,7 +183,7 @@ pub(super) async fn introduce(
     target: &Target<Endpoint>,
     upstream: Connection,
     header: Option<ProxyHeader>,
-) -> io::Result<Channel> {
+) -> io::Result<PeerStream> {
     if let Some(header) = header {
         let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
         let bytes = header.write(&mut room);
@@ -192,11 +192,11 @@ pub(super) async fn introduce(
     #[cfg(feature = "tls")]
     if let Some(origination) = &target.tls {
         let stream = super::tls::connect(origination, upstream, &shared.resources).await?;
-        return Ok(Channel::Tls(Box::new(stream)));
+        return Ok(PeerStream::Tls(Box::new(stream)));
     }
     #[cfg(not(feature = "tls"))]
     let _ = (shared, target);
-    Ok(Channel::Plain(upstream))
+    Ok(PeerStream::Plain(upstream))
 }
 
 async fn write_all(stream: &impl RelayStream, mut bytes: &[u8]) -> io::Result<()> {

@@ -359,6 +359,10 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         );
     }
 
+    limits(relay)
+}
+
+fn limits(relay: &Relay) -> Result<(), String> {
     if relay.idle.0.is_zero() || relay.connect.0.is_zero() {
         return Err("`idle` and `connect` must be more than 0: nothing would ever pass".to_owned());
     }

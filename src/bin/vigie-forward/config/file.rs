@@ -255,7 +255,7 @@ impl RawRelay {
             to_tls: self.to_tls,
             route: self.route,
         };
-        (self.name, FlowKind::Relay(relay))
+        (self.name, FlowKind::Relay(Box::new(relay)))
     }
 }
 
@@ -487,6 +487,18 @@ mod tests {
             ),
         ] {
             assert_refused(&text, words);
+        }
+    }
+
+    /// Goal: the files in the guide are right. Method: each of its blocks of TOML is read.
+    #[test]
+    fn the_files_of_the_guide_are_read() {
+        let guide = include_str!("../../../../docs/guide/forwarding.md");
+        let blocks: Vec<_> = guide.split("```toml\n").skip(1).collect();
+        assert_eq!(blocks.len(), 2);
+        for block in blocks {
+            let text = block.split("```").next().unwrap();
+            parse("guide", text).unwrap_or_else(|error| panic!("{error}"));
         }
     }
 

@@ -42,7 +42,8 @@ pub(crate) struct FlowConfig {
 /// The kind of a flow, and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FlowKind {
-    Relay(Relay),
+    /// Boxed, since it has many more settings than the others.
+    Relay(Box<Relay>),
     L2(L2),
     L3(L3),
     Nat(Nat),

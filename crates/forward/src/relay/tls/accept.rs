@@ -11,9 +11,9 @@ use super::{
 };
 use crate::relay::{
     buffers::FLOOR_BYTES,
-    channel::PendingClient,
     connection::Connection,
     error::{Peer, RelayError},
+    peer_stream::PendingClient,
     relay::{Opening, RelayShared},
     resources::RelayResources,
     stream::RelayStream,

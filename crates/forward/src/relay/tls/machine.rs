@@ -53,7 +53,7 @@ pub(super) struct TlsMachine {
     failed: Option<TlsError>,
 }
 
-/// Decrypted bytes that nobody has taken yet.
+/// Decrypted bytes that no reader has taken yet.
 #[derive(Debug, Default)]
 struct PlainBytes {
     bytes: Vec<u8>,
@@ -234,8 +234,8 @@ impl TlsMachine {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        let mut sink = Sink { room, filled, plain: &mut self.plain };
-        let mut out = Out { window: &mut self.outgoing, buffers: &self.buffers };
+        let mut sink = PlainSink { room, filled, plain: &mut self.plain };
+        let mut out = CipherSink { window: &mut self.outgoing, buffers: &self.buffers };
         let incoming = self.incoming.filled_mut();
         let (discard, step) = match &mut self.side {
             TlsSide::Server(side) => {
@@ -257,8 +257,9 @@ impl TlsMachine {
 
     /// Encodes what rustls wants to say about a failure. It must not be asked beyond that: it would meet the failure again, and panic.
     fn queue_alert(&mut self) {
-        let mut sink = Sink { room: &mut [], filled: &mut 0, plain: &mut PlainBytes::default() };
-        let mut out = Out { window: &mut self.outgoing, buffers: &self.buffers };
+        let mut sink =
+            PlainSink { room: &mut [], filled: &mut 0, plain: &mut PlainBytes::default() };
+        let mut out = CipherSink { window: &mut self.outgoing, buffers: &self.buffers };
         loop {
             let incoming = self.incoming.filled_mut();
             let (_, step) = match &mut self.side {
@@ -294,14 +295,14 @@ impl fmt::Debug for TlsMachine {
 }
 
 /// Where decrypted bytes go.
-struct Sink<'a> {
+struct PlainSink<'a> {
     room: &'a mut [u8],
     filled: &'a mut usize,
     plain: &'a mut PlainBytes,
 }
 
 /// Where encrypted bytes go.
-struct Out<'a> {
+struct CipherSink<'a> {
     window: &'a mut Window,
     buffers: &'a Buffers,
 }
@@ -309,8 +310,8 @@ struct Out<'a> {
 /// Does what rustls' state asks for. Returns how many incoming bytes are used up.
 fn advance<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
-    sink: &mut Sink<'_>,
-    out: &mut Out<'_>,
+    sink: &mut PlainSink<'_>,
+    out: &mut CipherSink<'_>,
     order: &Order<'_>,
 ) -> (usize, Result<Step, TlsError>) {
     let UnbufferedStatus { mut discard, state } = status;
@@ -348,7 +349,7 @@ fn advance<Data>(
     (discard, step)
 }
 
-impl Sink<'_> {
+impl PlainSink<'_> {
     fn put(&mut self, payload: &[u8]) {
         // In order: behind what waits already.
         let fits = if self.plain.is_empty() { payload.len().min(self.room.len()) } else { 0 };
@@ -385,7 +386,7 @@ impl NeedsRoom for EncryptError {
     }
 }
 
-impl Out<'_> {
+impl CipherSink<'_> {
     /// Lets `write` write, with more room if it asks for that.
     fn put<E: NeedsRoom>(
         &mut self,

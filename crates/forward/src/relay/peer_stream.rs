@@ -11,7 +11,7 @@ use super::{connection::Connection, pipes::Pipe, stream::RelayStream};
 
 /// A connected stream, with or without TLS.
 #[derive(Debug)]
-pub(super) enum Channel {
+pub(super) enum PeerStream {
     Plain(Connection),
     /// Boxed, since there may be many plain ones beside it.
     #[cfg(feature = "tls")]
@@ -29,7 +29,7 @@ macro_rules! either {
     };
 }
 
-impl RelayStream for Channel {
+impl RelayStream for PeerStream {
     fn poll_read(&self, cx: &Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
         either!(self, stream => stream.poll_read(cx, room))
     }
@@ -70,17 +70,17 @@ impl RelayStream for Channel {
 /// A client without an upstream yet: reset if its task ends in between, so that it does not take an end of stream for
 /// an answer.
 #[derive(Debug)]
-pub(super) struct PendingClient(Option<Channel>);
+pub(super) struct PendingClient(Option<PeerStream>);
 
 impl PendingClient {
     pub(super) const fn new(client: Connection) -> Self {
-        Self(Some(Channel::Plain(client)))
+        Self(Some(PeerStream::Plain(client)))
     }
 
     /// Returns the client's connection, before it speaks TLS.
     pub(super) const fn connection(&self) -> &Connection {
         match &self.0 {
-            Some(Channel::Plain(connection)) => connection,
+            Some(PeerStream::Plain(connection)) => connection,
             _ => panic!("invariant: asked for before TLS, and taken only with the whole"),
         }
     }
@@ -88,17 +88,17 @@ impl PendingClient {
     /// Puts TLS around the connection.
     #[cfg(feature = "tls")]
     pub(super) fn wrap(&mut self, wrap: impl FnOnce(Connection) -> TlsStream) -> &TlsStream {
-        let Some(Channel::Plain(connection)) = self.0.take() else {
+        let Some(PeerStream::Plain(connection)) = self.0.take() else {
             unreachable!("invariant: wrapped once, and taken only with the whole")
         };
-        match self.0.insert(Channel::Tls(Box::new(wrap(connection)))) {
-            Channel::Tls(stream) => stream,
-            Channel::Plain(_) => unreachable!("invariant: just wrapped"),
+        match self.0.insert(PeerStream::Tls(Box::new(wrap(connection)))) {
+            PeerStream::Tls(stream) => stream,
+            PeerStream::Plain(_) => unreachable!("invariant: just wrapped"),
         }
     }
 
     /// Returns the client, to be served or refused.
-    pub(super) const fn take(&mut self) -> Channel {
+    pub(super) const fn take(&mut self) -> PeerStream {
         self.0.take().expect("invariant: taken only with the whole")
     }
 }
