@@ -12,9 +12,10 @@ use super::{
 };
 use crate::clock::Instant;
 
+#[derive(Clone)]
 pub(super) enum Happening {
-    Segment(Segment),
-    Datagram(UdpPacket),
+    Segment(Box<Segment>),
+    Datagram(Box<UdpPacket>),
     /// Nothing has received the datagram of this socket.
     Unreachable(u64),
     Timer(u64),
@@ -75,6 +76,12 @@ impl EventQueue {
     pub(super) fn push(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
         let index = self.events.insert((node, happening));
         self.order.push(Reverse(EventPlace { at, number, index }));
+    }
+
+    /// Returns the time of the first event.
+    #[inline]
+    pub(super) fn first_at(&self) -> Option<Instant> {
+        self.order.peek().map(|Reverse(first)| first.at)
     }
 
     pub(super) fn first(&self) -> Option<(Instant, &Happening)> {

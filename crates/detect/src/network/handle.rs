@@ -10,7 +10,7 @@ use super::{link::Link, node_id::NodeId, state::NetworkState, trace::TraceLog};
 use crate::{
     clock::Instant,
     detector::{HandleAddress, PollerEvent, Watch},
-    sync::{Arc, PoisonError, RealGuard, RealMutex},
+    sync::{Arc, AtomicU64, Ordering, PoisonError, RealGuard, RealMutex},
 };
 
 /// The simulated network: nodes with addresses, the links between them, and the packets under way. Clones are the same
@@ -21,6 +21,9 @@ use crate::{
 pub struct SimulatedNetwork {
     state: Arc<RealMutex<NetworkState>>,
     log: TraceLog,
+    /// When something may have to happen or to be announced, in nanoseconds, read without the lock by the thread that runs the world; zero for
+    /// at once.
+    attention: Arc<AtomicU64>,
     /// For those who want random bytes: the links' draws do not depend on them.
     random: Arc<RealMutex<fastrand::Rng>>,
 }
@@ -32,9 +35,11 @@ impl SimulatedNetwork {
         // Not the generator of the tasks' order: the network's draws stay when a task more is spawned.
         let random = fastrand::Rng::with_seed(seed ^ 0x006E_6574_776F_726B);
         let log = TraceLog::new();
-        let state = Arc::new(RealMutex::new(NetworkState::new(random, log.clone())));
-        let random = fastrand::Rng::with_seed(seed ^ 0x0062_7974_6573_0000);
-        Self { state, log, random: Arc::new(RealMutex::new(random)) }
+        let attention = Arc::new(AtomicU64::new(u64::MAX));
+        let state = NetworkState::new(random, log.clone(), Arc::clone(&attention));
+        let random =
+            Arc::new(RealMutex::new(fastrand::Rng::with_seed(seed ^ 0x0062_7974_6573_0000)));
+        Self { state: Arc::new(RealMutex::new(state)), log, attention, random }
     }
 
     /// Fills `bytes` with random ones of the seed.
@@ -136,17 +141,48 @@ impl SimulatedNetwork {
         self.state().next_event()
     }
 
-    /// Carries out what happens up to `now`, and tells of each node whether it has readiness that no look has taken.
-    pub(crate) fn advance<'a>(
+    /// Carries out what happens until `until` is over, readiness is announced or `steps_max` instants have passed at which something has
+    /// happened. Hands the announced readiness to `route`, and returns the time of the last instant and the number of them.
+    pub(crate) fn advance_until(
+        &self,
+        until: Option<Instant>,
+        steps_max: u32,
+        mut route: impl FnMut(NodeId, HandleAddress, PollerEvent),
+    ) -> (Option<Instant>, u32) {
+        let mut state = self.state();
+        let (mut last, mut steps) = (None, 0);
+        loop {
+            let mut is_announced = false;
+            state.take_announced(|node, address, event| {
+                is_announced = true;
+                route(node, address, event);
+            });
+            if is_announced || steps >= steps_max {
+                break;
+            }
+            let (at, count) = state.advance_until(until, steps_max - steps);
+            (last, steps) = (at.or(last), steps + count);
+            if state.announcing.is_empty() {
+                break;
+            }
+        }
+        state.note_attention();
+        (last, steps)
+    }
+
+    /// Carries out what happens up to `now`, and hands the announced readiness to `route`.
+    pub(crate) fn advance(
         &self,
         now: Instant,
-        have_announced: impl Iterator<Item = &'a mut bool>,
+        route: impl FnMut(NodeId, HandleAddress, PollerEvent),
     ) {
+        if self.attention.load(Ordering::Relaxed) > now.as_nanos() {
+            return;
+        }
         let mut state = self.state();
         state.advance(now);
-        for (node, has_announced) in state.nodes.iter().zip(have_announced) {
-            *has_announced = !node.announced.is_empty();
-        }
+        state.take_announced(route);
+        state.note_attention();
     }
 
     /// Returns a hash of every packet that has arrived, and when.
@@ -204,13 +240,8 @@ impl NetworkNode {
     /// Hands the announced readiness to `route`.
     pub(crate) fn take_events(&self, mut route: impl FnMut(HandleAddress, PollerEvent)) {
         let mut state = self.network.state();
-        while let Some(id) = state.nodes[self.node.index()].announced.pop_front() {
-            let Some(socket) = state.sockets.get_mut(id) else { continue };
-            let ready = std::mem::take(&mut socket.announced);
-            if let Some((address, key)) = socket.watch {
-                route(address, PollerEvent { key, ready });
-            }
-        }
+        state.take_announced_of(self.node, &mut |_, address, event| route(address, event));
+        state.announcing.retain(|&node| node != self.node);
     }
 
     /// Returns what the socket of a descriptor is.
