@@ -11,7 +11,7 @@
 //! Expected output:
 //!
 //! ```text
-//! seed 0: a follower has lost entry 14, which was confirmed
+//! seed 56: a follower has lost entry 10, which was confirmed
 //! with checksums, 1000 seeds pass
 //! ```
 

@@ -80,13 +80,12 @@ impl EnteredOnce {
 }
 
 impl EnteredContext {
-    /// Makes another runtime current in place of this one, until the guard is dropped.
-    pub(crate) fn switch(&mut self, to: &EnteredOnce) {
-        let left = CURRENT
-            .try_with(|current| mem::replace(&mut current.borrow_mut().handle, to.handle.clone()));
-        // The handle may be the last one of the runtime: drop it outside the borrow.
-        drop(left);
-        self.server.switch(&to.server);
+    /// Makes another runtime current in place of this one, until the guard is dropped. Returns the one that was current.
+    pub(crate) fn switch(&mut self, mut to: EnteredOnce) -> EnteredOnce {
+        let _ =
+            CURRENT.try_with(|current| mem::swap(&mut current.borrow_mut().handle, &mut to.handle));
+        self.server.switch(&mut to.server);
+        to
     }
 }
 

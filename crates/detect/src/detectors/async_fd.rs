@@ -4,6 +4,7 @@
 mod tests;
 
 use std::{
+    cell::Cell,
     fmt,
     future::Future,
     io,
@@ -279,19 +280,20 @@ impl<T: AsFd> AsyncFd<T> {
         result
     }
 
-    /// Like [`poll_io`](Self::poll_io), for a transfer as in [`try_transfer`](Self::try_transfer).
+    /// Like [`poll_io`](Self::poll_io), for a transfer as in [`try_transfer`](Self::try_transfer). The operation may change what it is
+    /// compared with.
     #[inline]
     pub(crate) fn poll_transfer(
         &self,
         direction: Direction,
         cx: &Context<'_>,
-        asked: usize,
+        asked: &Cell<usize>,
         mut operation: impl FnMut(&T) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         loop {
             let seen = ready!(self.poll_ready(direction, cx))?;
             let result = operation(self.as_inner());
-            self.learn(seen, asked, &result);
+            self.learn(seen, asked.get(), &result);
             match result {
                 Err(error)
                     if matches!(

@@ -1,6 +1,7 @@
 //! Connections: the streams of bytes that TCP and Unix sockets share.
 
 use std::{
+    cell::Cell,
     fmt,
     io::{self, IoSlice, IoSliceMut},
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
@@ -323,9 +324,17 @@ impl<S: StreamSocket> Stream<S> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        let asked = Self::asked(buffer.remaining());
-        let read = self.fd.poll_transfer(Direction::Read, cx, asked, |socket| {
-            self.receive_into(socket, buffer, RecvFlags::empty())
+        let asked = Cell::new(Self::asked(buffer.remaining()));
+        let read = self.fd.poll_transfer(Direction::Read, cx, &asked, |socket| {
+            let Some(simulated) = &self.simulated else {
+                return fill::receive(socket, buffer, RecvFlags::empty());
+            };
+            let (count, is_empty) = simulated.read_and_see(buffer)?;
+            if is_empty {
+                // As if the read had been short.
+                asked.set(usize::MAX);
+            }
+            Ok(count)
         });
         read.map_ok(|_| ())
     }
@@ -366,8 +375,9 @@ impl<S: StreamSocket> Stream<S> {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        self.fd
-            .poll_transfer(Direction::Write, cx, bytes.len(), |socket| self.transmit(socket, bytes))
+        self.fd.poll_transfer(Direction::Write, cx, &Cell::new(bytes.len()), |socket| {
+            self.transmit(socket, bytes)
+        })
     }
 
     pub(super) fn poll_write_from_vectored(
@@ -379,7 +389,7 @@ impl<S: StreamSocket> Stream<S> {
         if asked == 0 {
             return Poll::Ready(Ok(0));
         }
-        self.fd.poll_transfer(Direction::Write, cx, asked, |socket| {
+        self.fd.poll_transfer(Direction::Write, cx, &Cell::new(asked), |socket| {
             self.transmit_vectored(socket, buffers)
         })
     }

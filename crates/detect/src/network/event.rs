@@ -13,8 +13,8 @@ use super::{
 use crate::clock::Instant;
 
 pub(super) enum Happening {
-    Segment(Segment),
-    Datagram(UdpPacket),
+    Segment(Box<Segment>),
+    Datagram(Box<UdpPacket>),
     /// Nothing has received the datagram of this socket.
     Unreachable(u64),
     Timer(u64),
@@ -41,6 +41,15 @@ pub struct CallId {
 }
 
 impl Happening {
+    /// Returns the same packet once more; `None` if it is none.
+    pub(super) fn duplicate(&self) -> Option<Self> {
+        match self {
+            Self::Segment(segment) => Some(Self::Segment(segment.clone())),
+            Self::Datagram(packet) => Some(Self::Datagram(packet.clone())),
+            Self::Unreachable(_) | Self::Timer(_) | Self::Call(_) => None,
+        }
+    }
+
     /// Describes a packet; timers and calls are none.
     pub(super) fn info(&self) -> Option<TracedPacket> {
         let (kind, from, to, size_bytes) = match self {
@@ -122,6 +131,12 @@ impl EventQueue {
             Some((_, Happening::Call(call))) if call.number == id.number => call.act.take(),
             _ => None,
         }
+    }
+
+    /// Returns the time of the first event.
+    #[inline]
+    pub(super) fn first_at(&self) -> Option<Instant> {
+        self.order.peek().map(|Reverse(first)| first.at)
     }
 
     pub(super) fn first(&self) -> Option<(Instant, &Happening)> {

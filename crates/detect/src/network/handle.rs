@@ -16,7 +16,7 @@ use super::{
 use crate::{
     clock::Instant,
     detector::{HandleAddress, PollerEvent, Watch},
-    sync::{Arc, PoisonError, RealGuard, RealMutex},
+    sync::{Arc, AtomicU64, Ordering, PoisonError, RealGuard, RealMutex},
 };
 
 /// The simulated network: nodes with addresses, the links between them, and the packets under way. Clones are the same
@@ -27,10 +27,23 @@ use crate::{
 pub struct SimulatedNetwork {
     state: Arc<RealMutex<NetworkState>>,
     log: TraceLog,
+    /// When something may have to happen or to be announced, in nanoseconds, read without the lock by the thread that runs the world; zero for
+    /// at once.
+    attention: Arc<AtomicU64>,
     /// For those who want random bytes: the links' draws do not depend on them.
     random: Arc<RealMutex<fastrand::Rng>>,
     /// Held by the thread that drives a network without a host: calls are made one after the other.
     turn: Arc<RealMutex<()>>,
+}
+
+/// How far the network has come.
+pub(crate) struct NetworkAdvance {
+    /// The last instant at which something has happened.
+    pub(crate) last: Option<Instant>,
+    /// The number of such instants.
+    pub(crate) steps: u32,
+    /// Nothing was announced, and no device was called.
+    pub(crate) is_over: bool,
 }
 
 impl SimulatedNetwork {
@@ -40,10 +53,16 @@ impl SimulatedNetwork {
         // Not the generator of the tasks' order: the network's draws stay when a task more is spawned.
         let random = fastrand::Rng::with_seed(seed ^ 0x006E_6574_776F_726B);
         let log = TraceLog::new();
-        let state = Arc::new(RealMutex::new(NetworkState::new(random, log.clone())));
+        let attention = Arc::new(AtomicU64::new(u64::MAX));
+        let state = NetworkState::new(random, log.clone(), Arc::clone(&attention));
         let random = fastrand::Rng::with_seed(seed ^ 0x0062_7974_6573_0000);
-        let random = Arc::new(RealMutex::new(random));
-        Self { state, log, random, turn: Arc::new(RealMutex::new(())) }
+        Self {
+            state: Arc::new(RealMutex::new(state)),
+            log,
+            attention,
+            random: Arc::new(RealMutex::new(random)),
+            turn: Arc::new(RealMutex::new(())),
+        }
     }
 
     /// Fills `bytes` with random ones of the seed.
@@ -179,16 +198,60 @@ impl SimulatedNetwork {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out what happens up to `now`, and tells of each node whether it has readiness that no look has taken.
-    pub(crate) fn advance<'a>(
+    /// Carries out what happens until `until` is over, until readiness is announced or a device was called, or until `steps_max` instants have
+    /// passed at which something has happened. Hands the announced readiness to `route`.
+    pub(crate) fn advance_until(
+        &self,
+        until: Option<Instant>,
+        steps_max: u32,
+        mut route: impl FnMut(NodeId, HandleAddress, PollerEvent),
+    ) -> NetworkAdvance {
+        let mut state = self.state();
+        let mut done = NetworkAdvance { last: None, steps: 0, is_over: true };
+        loop {
+            state.take_announced(|node, address, event| {
+                done.is_over = false;
+                route(node, address, event);
+            });
+            if !done.is_over || done.steps >= steps_max {
+                break;
+            }
+            let progress = state.advance_until(until, steps_max - done.steps);
+            (done.last, done.steps) = (progress.last.or(done.last), done.steps + progress.steps);
+            if let Some(act) = progress.act {
+                // Whom it notifies has something to see now.
+                done.is_over = false;
+                drop(state);
+                act();
+                state = self.state();
+                state.take_announced(route);
+                break;
+            }
+            if state.announcing.is_empty() {
+                break;
+            }
+        }
+        state.note_attention();
+        done
+    }
+
+    /// Carries out what happens up to `now`, and hands the announced readiness to `route`.
+    pub(crate) fn advance(
         &self,
         now: Instant,
-        have_announced: impl Iterator<Item = &'a mut bool>,
+        route: impl FnMut(NodeId, HandleAddress, PollerEvent),
     ) {
-        let (state, _) = self.carry_out(now);
-        for (node, has_announced) in state.nodes.iter().zip(have_announced) {
-            *has_announced = !node.announced.is_empty();
+        if self.attention.load(Ordering::Relaxed) > now.as_nanos() {
+            return;
         }
+        let mut state = self.state();
+        while let Some(act) = state.advance(now) {
+            drop(state);
+            act();
+            state = self.state();
+        }
+        state.take_announced(route);
+        state.note_attention();
     }
 
     fn carry_out(&self, until: Instant) -> (RealGuard<'_, NetworkState>, bool) {
@@ -290,13 +353,8 @@ impl NetworkNode {
     /// Hands the announced readiness to `route`.
     pub(crate) fn take_events(&self, mut route: impl FnMut(HandleAddress, PollerEvent)) {
         let mut state = self.network.state();
-        while let Some(id) = state.nodes[self.node.index()].announced.pop_front() {
-            let Some(socket) = state.sockets.get_mut(id) else { continue };
-            let ready = std::mem::take(&mut socket.announced);
-            if let Some((address, key)) = socket.watch {
-                route(address, PollerEvent { key, ready });
-            }
-        }
+        state.take_announced_of(self.node, &mut |_, address, event| route(address, event));
+        state.announcing.retain(|&node| node != self.node);
     }
 
     /// Returns what the socket of a descriptor is.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, nanos};
 
 /// How many bytes wait for a slow link by default: more than one connection has under way.
 const QUEUE_BYTES: u64 = 256 * 1024;
@@ -122,18 +122,16 @@ impl Link {
         (begin - now <= time_of(self.queue_bytes)).then(|| begin + time_of(wire_bytes))
     }
 
-    /// Draws how long each copy of a packet takes; none if it is lost.
-    pub(super) fn draw(&self, random: &mut fastrand::Rng) -> [Option<Duration>; 2] {
+    /// Draws how many nanoseconds each copy of a packet takes; none if it is lost.
+    pub(super) fn draw(&self, random: &mut fastrand::Rng) -> [Option<u64>; 2] {
         // No number is drawn for what cannot happen.
         let mut happens = |share: f64| share > 0.0 && random.f64() < share;
         if happens(self.loss) {
             return [None, None];
         }
         let is_doubled = happens(self.duplication);
-        let mut time = || {
-            let jitter = u64::try_from(self.jitter.as_nanos()).unwrap_or(u64::MAX);
-            self.delay + Duration::from_nanos(random.u64(0..=jitter))
-        };
+        let (delay, jitter) = (nanos(self.delay), nanos(self.jitter));
+        let mut time = || delay.saturating_add(random.u64(0..=jitter));
         [Some(time()), is_doubled.then(time)]
     }
 }

@@ -173,6 +173,14 @@ impl NetworkSocket {
         })
     }
 
+    /// Like [`read`](Self::read), and tells whether nothing more is there.
+    pub(crate) fn read_and_see(&self, buffer: &mut ReadBuf<'_>) -> io::Result<(usize, bool)> {
+        self.on_connection(|connection, output| {
+            let count = connection.read(false, |bytes| put(buffer, bytes), output)?;
+            Ok((count, connection.unread_bytes() == 0))
+        })
+    }
+
     pub(crate) fn unread_bytes(&self) -> io::Result<u64> {
         self.on_connection(|connection, _| Ok(connection.unread_bytes()))
     }
@@ -199,10 +207,14 @@ impl NetworkSocket {
     }
 
     pub(crate) fn write(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        if self.state().is_peer_gone(self.id) {
+        let mut state = self.state();
+        if state.is_peer_gone(self.id) {
             return Err(Errno::PIPE.into());
         }
-        self.on_connection(|connection, output| connection.write(buffers, output))
+        let write = |connection: &mut Connection, output: &mut Output<'_>| {
+            connection.write(buffers, output)
+        };
+        state.with_connection(self.id, write).unwrap_or_else(|| Err(Errno::NOTCONN.into()))
     }
 
     pub(crate) fn finish_writing(&self) {

@@ -2,6 +2,8 @@
 
 use std::{collections::VecDeque, fmt, net::SocketAddr, os::fd::RawFd};
 
+use slab::Slab;
+
 use super::{
     names::is_name,
     node_id::NodeId,
@@ -37,6 +39,8 @@ pub(super) struct SocketState {
     pub(super) resets: bool,
     /// The time of its latest timer event: earlier ones are void.
     pub(super) timer_at: Option<Instant>,
+    /// The time of the latest ACK that waits in the queue of ACKs.
+    pub(super) ack_at: Option<Instant>,
 }
 
 pub(super) enum SocketKind {
@@ -56,46 +60,56 @@ pub(super) struct ListenerState {
     pub(super) half_open: usize,
 }
 
-/// The sockets of all nodes, in the order of their numbers, which never come again.
+/// The sockets of all nodes. A number is a place, and how many sockets there were before, so that it never comes again; none is zero.
 #[derive(Default)]
 pub(super) struct SocketTable {
-    ids: Vec<u64>,
-    #[expect(clippy::vec_box, reason = "the removal of one moves pointers to all behind it")]
-    sockets: Vec<Box<SocketState>>,
+    rows: Slab<(u64, Box<SocketState>)>,
+    count: u64,
+}
+
+/// The bits of a number that are its place.
+const PLACE_BITS: u32 = 24;
+
+const fn place(id: u64) -> usize {
+    (id & ((1 << PLACE_BITS) - 1)) as usize
 }
 
 impl SocketTable {
-    fn place(&self, id: u64) -> Option<usize> {
-        self.ids.binary_search(&id).ok()
+    /// Returns the number of the next socket to insert.
+    pub(super) fn next_id(&self) -> u64 {
+        let place = self.rows.vacant_key() as u64;
+        assert!(place < 1 << PLACE_BITS, "a network has at most 16 million sockets at once");
+        (self.count + 1) << PLACE_BITS | place
     }
 
-    /// Adds a socket, whose number is greater than all before.
-    pub(super) fn insert(&mut self, id: u64, socket: SocketState) {
-        debug_assert!(self.ids.last().is_none_or(|&last| last < id), "numbers grow");
-        self.ids.push(id);
-        self.sockets.push(Box::new(socket));
+    pub(super) fn insert(&mut self, socket: SocketState) -> u64 {
+        let id = self.next_id();
+        self.count += 1;
+        self.rows.insert((id, Box::new(socket)));
+        id
     }
 
+    #[inline]
     pub(super) fn get(&self, id: u64) -> Option<&SocketState> {
-        self.place(id).map(|place| &*self.sockets[place])
+        self.rows.get(place(id)).filter(|row| row.0 == id).map(|row| &*row.1)
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut SocketState> {
-        self.place(id).map(|place| &mut *self.sockets[place])
+        self.rows.get_mut(place(id)).filter(|row| row.0 == id).map(|row| &mut *row.1)
     }
 
     pub(super) fn remove(&mut self, id: u64) -> Option<Box<SocketState>> {
-        let place = self.place(id)?;
-        self.ids.remove(place);
-        Some(self.sockets.remove(place))
+        self.get(id)?;
+        Some(self.rows.remove(place(id)).1)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &SocketState)> {
-        self.ids.iter().copied().zip(self.sockets.iter().map(|socket| &**socket))
+        self.rows.iter().map(|(_, (id, socket))| (*id, &**socket))
     }
 
-    pub(super) const fn len(&self) -> usize {
-        self.ids.len()
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
     }
 }
 
@@ -113,7 +127,26 @@ impl SocketState {
             announced: Ready::NONE,
             resets: false,
             timer_at: None,
+            ack_at: None,
         }
+    }
+
+    /// Returns whether there is nothing to do after a change of a connection: its timers are set, and it is not over.
+    pub(super) fn is_settled(&self) -> bool {
+        let is_over = matches!(&self.kind, SocketKind::Stream(connection) if connection.is_over());
+        !is_over && self.new_ack_at().is_none() && self.new_deadline().is_none()
+    }
+
+    /// Returns when an ACK is to be sent of which no queue knows yet.
+    pub(super) fn new_ack_at(&self) -> Option<Instant> {
+        let SocketKind::Stream(connection) = &self.kind else { return None };
+        connection.ack_at().filter(|&ack_at| self.ack_at != Some(ack_at))
+    }
+
+    /// Returns the time for which a timer event is missing.
+    pub(super) fn new_deadline(&self) -> Option<Instant> {
+        let SocketKind::Stream(connection) = &self.kind else { return None };
+        connection.deadline().filter(|&deadline| self.timer_at.is_none_or(|at| at > deadline))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::RawFd,
 };
@@ -14,13 +15,14 @@ use super::{
     names::is_name,
     node_id::NodeId,
     sockets::{ListenerState, Protocol, SocketKind, SocketState, SocketTable},
-    tcp::{Connection, Output, Segment, SegmentKind},
+    tcp::{Connection, Ends, Output, Segment, SegmentKind},
     trace::{DropReason, TraceDetail, TraceEventKind, TraceLog},
     udp::UdpPacket,
 };
 use crate::{
     clock::Instant,
-    detector::{Ready, Watch},
+    detector::{HandleAddress, PollerEvent, Ready, Watch},
+    sync::{Arc, AtomicU64, Ordering},
 };
 
 pub(super) struct NodeState {
@@ -28,7 +30,7 @@ pub(super) struct NodeState {
     pub(super) ips: Vec<IpAddr>,
     pub(super) is_up: bool,
     /// Sockets whose readiness no look has taken yet.
-    pub(super) announced: VecDeque<u64>,
+    pub(super) announced: Vec<u64>,
     /// Never used twice in a row, not even after a restart.
     next_port: u16,
 }
@@ -37,6 +39,10 @@ pub(super) struct NetworkState {
     random: fastrand::Rng,
     pub(super) trace: u64,
     pub(super) nodes: Vec<NodeState>,
+    /// Nodes that have announced readiness of which their host does not know.
+    pub(super) announcing: Vec<NodeId>,
+    /// See `SimulatedNetwork`.
+    attention: Arc<AtomicU64>,
     pub(super) default_link: Link,
     pub(super) links: BTreeMap<(NodeId, NodeId), Link>,
     /// When what waits for a link with a bandwidth has left.
@@ -51,7 +57,12 @@ pub(super) struct NetworkState {
     /// The addresses that stand for names of Unix sockets; a name keeps its own.
     pub(super) names: BTreeMap<(NodeId, Vec<u8>), SocketAddr>,
     events: EventQueue,
-    /// The number of the next socket, connection or event.
+    /// The connections whose ACK waits, in order: all wait for the same time.
+    acks: VecDeque<(Instant, u64)>,
+    /// Kept for its memory.
+    #[expect(clippy::vec_box, reason = "a segment is moved often")]
+    segments: Vec<Box<Segment>>,
+    /// The number of the next connection or event.
     next_number: u64,
     pub(super) now: Instant,
     log: TraceLog,
@@ -62,6 +73,16 @@ enum PacketFate {
     /// It is under way, with this number.
     Sent(u64),
     Dropped(DropReason),
+}
+
+/// How far the network has come.
+pub(super) struct NetworkProgress {
+    /// The last instant at which something has happened.
+    pub(super) last: Option<Instant>,
+    /// The number of such instants.
+    pub(super) steps: u32,
+    /// To be called once the state is unlocked: it may plan more.
+    pub(super) act: Option<Act>,
 }
 
 /// What a step of the network has done.
@@ -80,11 +101,13 @@ const FIRST_PORT: u16 = 49_152;
 const UDP_HEADERS: u64 = 28;
 
 impl NetworkState {
-    pub(super) fn new(random: fastrand::Rng, log: TraceLog) -> Self {
+    pub(super) fn new(random: fastrand::Rng, log: TraceLog, attention: Arc<AtomicU64>) -> Self {
         Self {
             random,
             trace: 0,
             nodes: Vec::new(),
+            announcing: Vec::new(),
+            attention,
             default_link: Link::new(),
             links: BTreeMap::new(),
             free: BTreeMap::new(),
@@ -96,6 +119,8 @@ impl NetworkState {
             bound: BTreeMap::new(),
             names: BTreeMap::new(),
             events: EventQueue::default(),
+            acks: VecDeque::new(),
+            segments: Vec::new(),
             next_number: 0,
             now: Instant::from_nanos(0),
             log,
@@ -126,7 +151,7 @@ impl NetworkState {
             name: name.to_owned(),
             ips,
             is_up: true,
-            announced: VecDeque::new(),
+            announced: Vec::new(),
             next_port: FIRST_PORT,
         });
         id
@@ -167,8 +192,7 @@ impl NetworkState {
         kind: SocketKind,
         descriptor: RawFd,
     ) -> u64 {
-        let id = self.number();
-        self.sockets.insert(id, SocketState::new(node, protocol, kind));
+        let id = self.sockets.insert(SocketState::new(node, protocol, kind));
         self.name(id, descriptor);
         id
     }
@@ -180,10 +204,8 @@ impl NetworkState {
         kind: SocketKind,
         leader: u64,
     ) -> u64 {
-        let id = self.number();
         let socket = SocketState { leader: Some(leader), ..SocketState::new(node, protocol, kind) };
-        self.sockets.insert(id, socket);
-        id
+        self.sockets.insert(socket)
     }
 
     /// Makes `descriptor` the name of a socket.
@@ -220,9 +242,37 @@ impl NetworkState {
             return;
         }
         if socket.announced.is_empty() {
-            self.nodes[socket.node.index()].announced.push_back(id);
+            self.nodes[socket.node.index()].announced.push(id);
+            self.announcing.push(socket.node);
+            self.attention.store(0, Ordering::Relaxed);
         }
         socket.announced = socket.announced | ready;
+    }
+
+    /// Hands the announced readiness to `route`.
+    pub(super) fn take_announced(
+        &mut self,
+        mut route: impl FnMut(NodeId, HandleAddress, PollerEvent),
+    ) {
+        while let Some(node) = self.announcing.pop() {
+            self.take_announced_of(node, &mut route);
+        }
+    }
+
+    /// Hands the announced readiness of a node's sockets to `route`.
+    #[inline]
+    pub(super) fn take_announced_of(
+        &mut self,
+        node: NodeId,
+        route: &mut impl FnMut(NodeId, HandleAddress, PollerEvent),
+    ) {
+        for id in self.nodes[node.index()].announced.drain(..) {
+            let Some(socket) = self.sockets.get_mut(id) else { continue };
+            let ready = mem::take(&mut socket.announced);
+            if let Some((address, key)) = socket.watch {
+                route(node, address, PollerEvent { key, ready });
+            }
+        }
     }
 
     /// Reserves an address; port 0 stands for one that is free.
@@ -307,7 +357,7 @@ impl NetworkState {
             let is_v4 = to.is_ipv4();
             to.set_ip(if is_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
         }
-        self.route(node, to.ip()).ok_or(Errno::HOSTUNREACH)?;
+        let peer = self.route(node, to.ip()).ok_or(Errno::HOSTUNREACH)?;
         let given = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified());
         let ip = given.or_else(|| self.source(node, to.ip())).ok_or(Errno::NETUNREACH)?;
         let port = match bound {
@@ -326,13 +376,14 @@ impl NetworkState {
             return Err(Errno::ADDRINUSE);
         }
         self.connections.insert((node, local, to), id);
-        let number = self.number();
-        self.with_output(node, id, |state, output| {
-            let connection = Connection::connect((local, to, number), buffers, output);
-            if let Some(socket) = state.sockets.get_mut(id) {
-                socket.kind = SocketKind::Stream(Box::new(connection));
-            }
-        });
+        let ends = Ends { local, remote: to, number: self.number(), id, peer };
+        let mut output = Output::new(self.now, &mut self.random, Vec::new());
+        let connection = Connection::connect(ends, buffers, &mut output);
+        let Output { segments, ready, .. } = output;
+        if let Some(socket) = self.sockets.get_mut(id) {
+            socket.kind = SocketKind::Stream(Box::new(connection));
+        }
+        self.carry_out(id, segments, ready);
         Ok(())
     }
 
@@ -354,57 +405,62 @@ impl NetworkState {
         id: u64,
         call: impl FnOnce(&mut Connection, &mut Output<'_>) -> T,
     ) -> Option<T> {
-        let node = self.sockets.get(id)?.node;
-        self.with_output(node, id, |state, output| match &mut state.sockets.get_mut(id)?.kind {
-            SocketKind::Stream(connection) => Some(call(connection, output)),
-            _ => None,
-        })
-    }
-
-    fn with_output<T>(
-        &mut self,
-        node: NodeId,
-        id: u64,
-        call: impl FnOnce(&mut Self, &mut Output<'_>) -> T,
-    ) -> T {
-        let mut random = std::mem::replace(&mut self.random, fastrand::Rng::with_seed(0));
-        let mut output = Output::new(self.now, &mut random);
-        let value = call(self, &mut output);
+        let socket = self.sockets.get_mut(id)?;
+        let SocketKind::Stream(connection) = &mut socket.kind else { return None };
+        let segments = mem::take(&mut self.segments);
+        let mut output = Output::new(self.now, &mut self.random, segments);
+        let value = call(connection, &mut output);
         let Output { segments, ready, .. } = output;
-        self.random = random;
-        for segment in segments {
-            self.send_segment(node, &segment);
+        if segments.is_empty() && ready.is_empty() && socket.is_settled() {
+            self.segments = segments;
+        } else {
+            self.carry_out(id, segments, ready);
         }
-        self.announce(id, ready);
-        self.settle(id);
-        value
+        Some(value)
     }
 
-    /// Calls methods of connections whose segments are not sent.
-    pub(super) fn without_network<T>(&mut self, call: impl FnOnce(&mut Output<'_>) -> T) -> T {
-        call(&mut Output::new(self.now, &mut self.random))
-    }
-
-    /// After a change of a connection: sets its timer, forgets it if it is over.
-    pub(super) fn settle(&mut self, id: u64) {
+    /// Carries out what a call of a connection has caused: sends, announces, sets its timers, forgets it if it is over.
+    #[expect(clippy::vec_box, reason = "as in `Output`")]
+    fn carry_out(&mut self, id: u64, mut segments: Vec<Box<Segment>>, ready: Ready) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
         let SocketKind::Stream(connection) = &socket.kind else { return };
-        let (is_over, deadline) = (connection.is_over(), connection.deadline());
+        let (node, peer, is_over) = (socket.node, connection.peer, connection.is_over());
+        let (ack_at, deadline) = (socket.new_ack_at(), socket.new_deadline());
+        socket.ack_at = ack_at.or(socket.ack_at);
+        socket.timer_at = deadline.or(socket.timer_at);
+        if !ready.is_empty() {
+            self.announce(id, ready);
+        }
+        for segment in segments.drain(..) {
+            self.send_segment(node, peer, segment);
+        }
+        self.segments = segments;
         if is_over {
             self.remove(id);
             return;
         }
-        let node = socket.node;
-        if let Some(deadline) = deadline
-            && socket.timer_at.is_none_or(|at| at > deadline)
-        {
-            socket.timer_at = Some(deadline);
+        if let Some(at) = ack_at {
+            self.need_attention(at);
+            self.acks.push_back((at, id));
+        }
+        if let Some(deadline) = deadline {
             self.plan(deadline, node, Happening::Timer(id));
         }
     }
 
+    /// Calls methods of connections whose segments are not sent.
+    pub(super) fn without_network<T>(&mut self, call: impl FnOnce(&mut Output<'_>) -> T) -> T {
+        call(&mut Output::new(self.now, &mut self.random, Vec::new()))
+    }
+
+    /// After a change of a connection: sets its timers, forgets it if it is over.
+    pub(super) fn settle(&mut self, id: u64) {
+        self.carry_out(id, Vec::new(), Ready::NONE);
+    }
+
     fn plan(&mut self, at: Instant, node: NodeId, happening: Happening) {
         let number = self.number();
+        self.need_attention(at);
         self.events.push(NetworkEvent { at, number, node, happening });
     }
 
@@ -419,17 +475,25 @@ impl NetworkState {
         });
     }
 
-    fn send_segment(&mut self, node: NodeId, segment: &Segment) {
-        let make = || Happening::Segment(segment.clone());
-        self.send(node, segment.to.ip(), segment.wire_bytes(), make);
+    fn send_segment(&mut self, from: NodeId, to: NodeId, segment: Box<Segment>) {
+        let wire_bytes = segment.wire_bytes();
+        self.send((from, to), wire_bytes, Happening::Segment(segment));
     }
 
-    /// Puts a packet on its way, whose copies `make` makes.
-    fn send(&mut self, from: NodeId, ip: IpAddr, wire_bytes: u64, make: impl Fn() -> Happening) {
-        let Some(to) = self.route(from, ip) else { return };
+    /// Refuses a segment for which there is no connection.
+    fn refuse(&mut self, node: NodeId, segment: Box<Segment>) {
+        if let Some(answer) = segment.refusal()
+            && let Some(to) = self.route(node, answer.to.ip())
+        {
+            self.send_segment(node, to, answer);
+        }
+    }
+
+    /// Puts a packet on its way.
+    fn send(&mut self, (from, to): (NodeId, NodeId), wire_bytes: u64, packet: Happening) {
         let drop_it = |state: &mut Self, reason| {
             if state.log.is_recording(TraceDetail::Events) {
-                state.log_fate((from, to), &make(), PacketFate::Dropped(reason));
+                state.log_fate((from, to), &packet, PacketFate::Dropped(reason));
             }
         };
         if self.cuts.contains(&(from, to)) {
@@ -449,18 +513,30 @@ impl NetworkState {
         if departure > self.now {
             self.free.insert((from, to), departure);
         }
-        let copies = link.draw(&mut self.random);
-        if copies[0].is_none() {
+        let [first, second] = link.draw(&mut self.random);
+        let Some(first) = first else {
             drop_it(self, DropReason::Loss);
+            return;
+        };
+        let double = second.and_then(|time| Some((time, packet.duplicate()?)));
+        self.deliver_after((from, to), (departure, first), packet);
+        if let Some((time, packet)) = double {
+            self.deliver_after((from, to), (departure, time), packet);
         }
-        for time in copies.into_iter().flatten() {
-            let happening = make();
-            if self.log.is_recording(TraceDetail::Events) {
-                let number = self.next_number + 1;
-                self.log_fate((from, to), &happening, PacketFate::Sent(number));
-            }
-            self.plan(departure + time, to, happening);
+    }
+
+    fn deliver_after(
+        &mut self,
+        (from, to): (NodeId, NodeId),
+        (departure, time_ns): (Instant, u64),
+        packet: Happening,
+    ) {
+        let at = Instant::from_nanos(departure.as_nanos().saturating_add(time_ns));
+        if self.log.is_recording(TraceDetail::Events) {
+            let number = self.next_number + 1;
+            self.log_fate((from, to), &packet, PacketFate::Sent(number));
         }
+        self.plan(at, to, packet);
     }
 
     pub(super) fn send_datagram(
@@ -471,18 +547,30 @@ impl NetworkState {
     ) -> Result<(), Errno> {
         let socket = self.sockets.get(id).ok_or(Errno::BADF)?;
         let (node, bound) = (socket.node, socket.bound.ok_or(Errno::DESTADDRREQ)?);
-        self.route(node, to.ip()).ok_or(Errno::HOSTUNREACH)?;
+        let receiver = self.route(node, to.ip()).ok_or(Errno::HOSTUNREACH)?;
         let given = Some(bound.ip()).filter(|ip| !ip.is_unspecified());
         let ip = given.or_else(|| self.source(node, to.ip())).ok_or(Errno::NETUNREACH)?;
         let from = SocketAddr::new(ip, bound.port());
-        let packet = || UdpPacket { from, to, bytes: bytes.to_vec() };
+        let packet = Box::new(UdpPacket { from, to, bytes: bytes.to_vec() });
         let wire_bytes = UDP_HEADERS + bytes.len() as u64;
-        self.send(node, to.ip(), wire_bytes, || Happening::Datagram(packet()));
+        self.send((node, receiver), wire_bytes, Happening::Datagram(packet));
         Ok(())
     }
 
     pub(super) fn next_event(&mut self) -> Option<Instant> {
-        while let Some((at, first)) = self.events.first() {
+        loop {
+            let first = self.events.first();
+            if let Some(&(at, id)) = self.acks.front()
+                && first.is_none_or(|(first, _)| at < first)
+            {
+                if self.connection(id).and_then(Connection::ack_at) == Some(at) {
+                    return Some(at);
+                }
+                // It was sent meanwhile.
+                self.acks.pop_front();
+                continue;
+            }
+            let (at, first) = first?;
             // The clock does not stop for a timer that was set anew, nor for a call that was cancelled.
             if let &Happening::Timer(id) = first
                 && !self.is_due(id, at)
@@ -497,7 +585,6 @@ impl NetworkState {
             }
             return Some(at);
         }
-        None
     }
 
     pub(super) fn connection(&self, id: u64) -> Option<&Connection> {
@@ -524,30 +611,101 @@ impl NetworkState {
         }
     }
 
-    /// Carries out the next event, if it is due at `now`.
-    pub(super) fn step(&mut self, now: Instant) -> NetworkStep {
-        let is_due = self.events.first().is_some_and(|(at, _)| at <= now);
-        let due = if is_due { self.next_event().filter(|at| *at <= now) } else { None };
-        let Some(event) = due.and_then(|_| self.events.pop()) else { return NetworkStep::Nothing };
-        let at = event.at;
-        self.now = self.now.max(at);
-        match event.happening {
-            Happening::Call(call) => {
-                let (digest, act) = call.into_parts();
-                self.note(at.as_nanos());
-                self.note(digest);
-                act.map_or(NetworkStep::Done, NetworkStep::Call)
-            }
-            happening => {
-                self.happen(NetworkEvent { happening, ..event });
-                NetworkStep::Done
-            }
+    /// Something may have to happen at `at`.
+    fn need_attention(&self, at: Instant) {
+        if at.as_nanos() < self.attention.load(Ordering::Relaxed) {
+            self.attention.store(at.as_nanos(), Ordering::Relaxed);
         }
     }
 
+    /// What was announced is taken: tells when something else may have to happen.
+    pub(super) fn note_attention(&self) {
+        let ack = self.acks.front().map(|&(at, _)| at);
+        let first = self.events.first_at().into_iter().chain(ack).min();
+        self.attention.store(first.map_or(u64::MAX, Instant::as_nanos), Ordering::Relaxed);
+    }
+
+    /// Returns whether something may have to happen up to `now`.
+    #[inline]
+    pub(super) fn has_due(&self, now: Instant) -> bool {
+        self.events.first_at().is_some_and(|at| at <= now)
+            || self.acks.front().is_some_and(|&(at, _)| at <= now)
+    }
+
+    /// Carries out what happens up to `now`, or until a call is to be made.
+    pub(super) fn advance(&mut self, now: Instant) -> Option<Act> {
+        while self.has_due(now)
+            && let Some(at) = self.next_event()
+            && at <= now
+        {
+            let act = self.happen_next(at);
+            if act.is_some() {
+                return act;
+            }
+        }
+        self.now = self.now.max(now);
+        None
+    }
+
+    /// Carries out what happens until `until` is over, until the end of an instant at which readiness is announced, of `steps_max`
+    /// instants, or until a call is to be made.
+    pub(super) fn advance_until(
+        &mut self,
+        until: Option<Instant>,
+        steps_max: u32,
+    ) -> NetworkProgress {
+        let mut done = NetworkProgress { last: None, steps: 0, act: None };
+        while let Some(at) = self.next_event() {
+            if at > self.now || done.last.is_none() {
+                let is_over = until.is_some_and(|until| at > until);
+                if is_over || done.steps >= steps_max || !self.announcing.is_empty() {
+                    break;
+                }
+                done.steps += 1;
+            }
+            done.act = self.happen_next(at);
+            done.last = Some(self.now);
+            if done.act.is_some() {
+                return done;
+            }
+        }
+        if let Some(until) = until.filter(|_| self.announcing.is_empty() && done.steps < steps_max)
+        {
+            self.now = self.now.max(until);
+        }
+        done
+    }
+
+    /// Carries out the next event, if it is due at `now`.
+    pub(super) fn step(&mut self, now: Instant) -> NetworkStep {
+        match self.next_event().filter(|at| *at <= now) {
+            None => NetworkStep::Nothing,
+            Some(at) => self.happen_next(at).map_or(NetworkStep::Done, NetworkStep::Call),
+        }
+    }
+
+    /// Carries out the next event, at its time `at`, or returns the call that it is.
+    fn happen_next(&mut self, at: Instant) -> Option<Act> {
+        self.now = self.now.max(at);
+        if self.events.first_at().is_none_or(|first| first > at) {
+            self.send_ack();
+            return None;
+        }
+        let event = self.events.pop()?;
+        let Happening::Call(call) = event.happening else {
+            self.happen(event);
+            return None;
+        };
+        let (digest, act) = call.into_parts();
+        self.note(at.as_nanos());
+        self.note(digest);
+        act
+    }
+
     pub(super) fn plan_call(&mut self, at: Instant, digest: u64, act: Act) -> CallId {
-        let number = self.number();
-        self.events.push_call(at.max(self.now), number, digest, act)
+        let (at, number) = (at.max(self.now), self.number());
+        self.need_attention(at);
+        self.events.push_call(at, number, digest, act)
     }
 
     pub(super) fn cancel(&mut self, id: CallId) -> Option<Act> {
@@ -556,6 +714,15 @@ impl NetworkState {
 
     pub(super) fn fork_random(&mut self) -> fastrand::Rng {
         self.random.fork()
+    }
+
+    /// The first ACK has waited for long enough.
+    fn send_ack(&mut self) {
+        let Some((at, id)) = self.acks.pop_front() else { return };
+        let Some(node) = self.sockets.get(id).map(|socket| socket.node) else { return };
+        self.note(at.as_nanos());
+        self.note(node.index() as u64);
+        self.with_connection(id, Connection::expire);
     }
 
     fn happen(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
@@ -584,7 +751,7 @@ impl NetworkState {
             }
             Happening::Datagram(packet) => {
                 self.note(packet.bytes.len() as u64);
-                self.deliver_datagram(node, packet);
+                self.deliver_datagram(node, *packet);
             }
             Happening::Unreachable(id) => {
                 let socket = self.sockets.get_mut(id);
@@ -597,50 +764,52 @@ impl NetworkState {
                 self.with_connection(id, Connection::expire);
                 self.retime(id, at);
             }
-            // See `step`.
+            // See `happen_next`.
             Happening::Call(_) => {}
         }
     }
 
-    fn deliver(&mut self, node: NodeId, segment: Segment) {
+    fn deliver(&mut self, node: NodeId, segment: Box<Segment>) {
+        let is_current = |state: &Self, id| {
+            let socket = state.sockets.get(id).filter(|socket| socket.node == node);
+            socket.is_some_and(|socket| matches!(&socket.kind, SocketKind::Stream(it) if it.number == segment.number))
+        };
+        if is_current(self, segment.to_id) {
+            return self.receive(segment.to_id, segment);
+        }
         let known = self.connections.get(&(node, segment.to, segment.from)).copied();
-        let current = known.and_then(|id| Some((id, self.connection(id)?.number)));
-        match current {
-            Some((id, number)) if number == segment.number => {
-                let was_accepting = self.connection(id).is_some_and(Connection::is_accepting);
-                let listener = self.connection(id).and_then(|it| it.listener);
-                self.with_connection(id, |connection, output| connection.receive(segment, output));
-                let is_accepting = self.connection(id).is_some_and(Connection::is_accepting);
-                if let Some(listener) = listener.filter(|_| was_accepting && !is_accepting) {
-                    self.established(listener, id);
-                }
-            }
+        match known {
+            Some(id) if is_current(self, id) => self.receive(id, segment),
             _ if segment.kind == SegmentKind::Syn => {
                 if let Some(id) = known {
                     // The peer has restarted.
                     self.with_connection(id, |it, output| it.fail(Errno::CONNRESET, output));
                     self.connections.remove(&(node, segment.to, segment.from));
                 }
-                self.call_in(node, &segment);
+                self.call_in(node, segment);
             }
-            _ => {
-                if let Some(answer) = segment.refusal() {
-                    self.send_segment(node, &answer);
-                }
-            }
+            _ => self.refuse(node, segment),
+        }
+    }
+
+    /// A segment has come for a connection.
+    fn receive(&mut self, id: u64, segment: Box<Segment>) {
+        let listener = self.with_connection(id, |connection, output| {
+            let listener = connection.listener.filter(|_| connection.is_accepting());
+            connection.receive(segment, output);
+            listener.filter(|_| !connection.is_accepting())
+        });
+        if let Some(listener) = listener.flatten() {
+            self.established(listener, id);
         }
     }
 
     /// A peer wants to connect.
-    fn call_in(&mut self, node: NodeId, syn: &Segment) {
+    fn call_in(&mut self, node: NodeId, syn: Box<Segment>) {
         let is_listener = |socket: &SocketState| matches!(socket.kind, SocketKind::Listener(_));
         let found = self.find_bound(node, Protocol::Tcp, syn.to, is_listener);
-        let Some(listener_id) = found else {
-            if let Some(answer) = syn.clone().refusal() {
-                self.send_segment(node, &answer);
-            }
-            return;
-        };
+        let Some(listener_id) = found else { return self.refuse(node, syn) };
+        let Some(peer) = self.route(node, syn.from.ip()) else { return };
         let socket = self.sockets.get_mut(listener_id);
         let Some(SocketKind::Listener(listener)) = socket.map(|socket| &mut socket.kind) else {
             return;
@@ -651,13 +820,14 @@ impl NetworkState {
         }
         listener.half_open += 1;
         let buffers = listener.buffers;
-        let id = self.number();
+        let mut output = Output::new(self.now, &mut self.random, Vec::new());
+        let ends = (self.sockets.next_id(), peer, listener_id);
+        let connection = Connection::accept(&syn, ends, buffers, &mut output);
+        let Output { segments, ready, .. } = output;
+        let kind = SocketKind::Stream(Box::new(connection));
+        let id = self.sockets.insert(SocketState::new(node, Protocol::Tcp, kind));
         self.connections.insert((node, syn.to, syn.from), id);
-        self.with_output(node, id, |state, output| {
-            let connection = Connection::accept(syn, listener_id, buffers, output);
-            let kind = SocketKind::Stream(Box::new(connection));
-            state.sockets.insert(id, SocketState::new(node, Protocol::Tcp, kind));
-        });
+        self.carry_out(id, segments, ready);
     }
 
     /// A connection can be accepted, or has failed before.
@@ -696,9 +866,8 @@ impl NetworkState {
             _ => false,
         };
         if let Some(id) = self.find_bound(sender, Protocol::Udp, packet.from, is_connected) {
-            let answer = || Happening::Unreachable(id);
             // With the headers of what it answers [RFC 792].
-            self.send(node, packet.from.ip(), 2 * UDP_HEADERS, answer);
+            self.send((node, sender), 2 * UDP_HEADERS, Happening::Unreachable(id));
         }
     }
 

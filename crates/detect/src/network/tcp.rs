@@ -8,12 +8,13 @@
 //! ```
 //! Bytes are numbered from 0 in each direction; a FIN takes one number more. A segment without an ACK is sent again after a
 //! time that doubles [RFC 6298], or at the third duplicate ACK [RFC 5681, §3.2]. `congestion.rs` limits what is in flight.
-//! An ACK waits for the bytes of a second packet, for data to travel with, or for 40 ms [RFC 5681, §4.2].
+//! An ACK waits for the bytes of two packets, for data to travel with, or for 40 ms [RFC 5681, §4.2].
 //! *Deviation:* there is no selective ACK, no ACK is hurried at the beginning, and a segment that is sent again keeps its bounds.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     io::{self, IoSlice},
+    mem,
     net::SocketAddr,
     time::Duration,
 };
@@ -23,8 +24,12 @@ use rustix::io::Errno;
 use super::{
     congestion::{CongestionWindow, PACKET_BYTES},
     draw_below,
+    node_id::NodeId,
 };
-use crate::{clock::Instant, detector::Ready, sync::Arc};
+use crate::{
+    clock::{Instant, nanos},
+    detector::Ready,
+};
 
 /// The most bytes of one segment: what interfaces make of several packets.
 const SEGMENT_MAX: usize = 16_384;
@@ -61,6 +66,9 @@ pub(super) struct Segment {
     pub(super) to: SocketAddr,
     /// The connection: like an initial sequence number, it tells apart connections between the same addresses.
     pub(super) number: u64,
+    /// The sender's socket, and the receiver's as far as the sender knows it: so it need not be looked for.
+    from_id: u64,
+    pub(super) to_id: u64,
     pub(super) kind: SegmentKind,
     /// The number of the first byte.
     sequence: u64,
@@ -68,7 +76,7 @@ pub(super) struct Segment {
     ack: u64,
     /// The peer may send bytes up to this one.
     edge: u64,
-    pub(super) bytes: Arc<[u8]>,
+    pub(super) bytes: Box<[u8]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,10 +99,16 @@ impl Segment {
     }
 
     /// Returns the answer of a node that does not know the connection.
-    pub(super) fn refusal(self) -> Option<Self> {
-        let kind = SegmentKind::Reset;
-        let answer = Self { from: self.to, to: self.from, kind, bytes: Arc::default(), ..self };
-        (self.kind != SegmentKind::Reset).then_some(answer)
+    pub(super) fn refusal(mut self: Box<Self>) -> Option<Box<Self>> {
+        if self.kind == SegmentKind::Reset {
+            return None;
+        }
+        let it = &mut *self;
+        it.kind = SegmentKind::Reset;
+        it.bytes = Box::default();
+        mem::swap(&mut it.from, &mut it.to);
+        mem::swap(&mut it.from_id, &mut it.to_id);
+        Some(self)
     }
 }
 
@@ -103,14 +117,20 @@ impl Segment {
 pub(super) struct Output<'a> {
     pub(super) now: Instant,
     pub(super) random: &'a mut fastrand::Rng,
-    pub(super) segments: Vec<Segment>,
+    #[expect(clippy::vec_box, reason = "a segment is moved often")]
+    pub(super) segments: Vec<Box<Segment>>,
     /// The readiness that the socket gained.
     pub(super) ready: Ready,
 }
 
 impl<'a> Output<'a> {
-    pub(super) const fn new(now: Instant, random: &'a mut fastrand::Rng) -> Self {
-        Self { now, random, segments: Vec::new(), ready: Ready::NONE }
+    #[expect(clippy::vec_box, reason = "as in the field")]
+    pub(super) const fn new(
+        now: Instant,
+        random: &'a mut fastrand::Rng,
+        segments: Vec<Box<Segment>>,
+    ) -> Self {
+        Self { now, random, segments, ready: Ready::NONE }
     }
 
     fn announce(&mut self, ready: Ready) {
@@ -144,22 +164,24 @@ enum ConnectionState {
 struct InFlight {
     sequence: u64,
     kind: SegmentKind,
-    bytes: Arc<[u8]>,
+    size_bytes: usize,
     sent_at: Instant,
     is_repeated: bool,
 }
 
 impl InFlight {
     fn end(&self) -> u64 {
-        self.sequence + self.bytes.len() as u64 + u64::from(self.kind == SegmentKind::Fin)
+        self.sequence + self.size_bytes as u64 + u64::from(self.kind == SegmentKind::Fin)
     }
 }
 
 /// The sending direction.
 #[derive(Debug, Default)]
 struct Sending {
-    unsent: VecDeque<u8>,
+    /// What was not acknowledged: first the bytes in flight.
+    queue: VecDeque<u8>,
     in_flight: VecDeque<InFlight>,
+    in_flight_bytes: usize,
     /// The number of the next byte to send for the first time.
     next: u64,
     /// The same, or after a time-out that of the next byte to send again.
@@ -183,9 +205,10 @@ struct Receiving {
     /// The number of the next byte to arrive in order.
     next: u64,
     /// Segments that have overtaken others, by number; with a FIN or not.
-    early: BTreeMap<u64, (Arc<[u8]>, bool)>,
-    /// The edge of which the peer was told.
+    early: BTreeMap<u64, (Box<[u8]>, bool)>,
+    /// The edge of which the peer was told, and the number of the next byte.
     edge: u64,
+    acked: u64,
     has_fin: bool,
     /// Until when an ACK waits that the peer is owed.
     ack_at: Option<Instant>,
@@ -195,12 +218,24 @@ struct Receiving {
 #[derive(Debug)]
 struct Retransmission {
     timeout: Duration,
-    /// Smoothed round trip, and its variation.
-    measured: Option<(Duration, Duration)>,
+    /// Smoothed round trip, and its variation, in nanoseconds.
+    measured: Option<(u64, u64)>,
     retries: u32,
     deadline: Option<Instant>,
     /// The time at which the handshake began.
     began: Instant,
+}
+
+/// The two ends of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) number: u64,
+    /// The socket of this end.
+    pub(super) id: u64,
+    /// The node of the other end.
+    pub(super) peer: NodeId,
 }
 
 #[derive(Debug)]
@@ -208,6 +243,11 @@ pub(super) struct Connection {
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     pub(super) number: u64,
+    /// The node of the other end.
+    pub(super) peer: NodeId,
+    /// The socket of this end, and that of the other one once it is known.
+    id: u64,
+    remote_id: u64,
     /// The listener that has not handed it out.
     pub(super) listener: Option<u64>,
     buffers: SocketBuffers,
@@ -225,7 +265,7 @@ pub(super) struct Connection {
 
 impl Connection {
     fn new(
-        (local, remote, number): (SocketAddr, SocketAddr, u64),
+        Ends { local, remote, number, id, peer }: Ends,
         (state, began): (ConnectionState, Instant),
         buffers: SocketBuffers,
     ) -> Self {
@@ -233,6 +273,9 @@ impl Connection {
             local,
             remote,
             number,
+            peer,
+            id,
+            remote_id: 0,
             listener: None,
             buffers,
             state,
@@ -251,12 +294,8 @@ impl Connection {
         }
     }
 
-    pub(super) fn connect(
-        name: (SocketAddr, SocketAddr, u64),
-        buffers: SocketBuffers,
-        output: &mut Output<'_>,
-    ) -> Self {
-        let mut connection = Self::new(name, (ConnectionState::Connecting, output.now), buffers);
+    pub(super) fn connect(ends: Ends, buffers: SocketBuffers, output: &mut Output<'_>) -> Self {
+        let mut connection = Self::new(ends, (ConnectionState::Connecting, output.now), buffers);
         connection.send(SegmentKind::Syn, output);
         connection.arm(output.now);
         connection
@@ -264,12 +303,13 @@ impl Connection {
 
     pub(super) fn accept(
         syn: &Segment,
-        listener: u64,
+        (id, peer, listener): (u64, NodeId, u64),
         buffers: SocketBuffers,
         output: &mut Output<'_>,
     ) -> Self {
-        let name = (syn.to, syn.from, syn.number);
-        let mut connection = Self::new(name, (ConnectionState::Accepting, output.now), buffers);
+        let ends = Ends { local: syn.to, remote: syn.from, number: syn.number, id, peer };
+        let mut connection = Self::new(ends, (ConnectionState::Accepting, output.now), buffers);
+        connection.remote_id = syn.from_id;
         connection.listener = Some(listener);
         connection.sending.edge = syn.edge;
         connection.send(SegmentKind::SynAck, output);
@@ -299,10 +339,14 @@ impl Connection {
         self.is_dead() && (self.is_orphan || self.listener.is_some())
     }
 
-    /// Returns when [`expire`](Self::expire) is due.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        let ack_at = self.receiving.ack_at.filter(|_| !self.is_dead());
-        self.timer.deadline.into_iter().chain(ack_at).min()
+    /// Returns when [`expire`](Self::expire) is due, unless it is for an ACK.
+    pub(super) const fn deadline(&self) -> Option<Instant> {
+        self.timer.deadline
+    }
+
+    /// Returns when it is due for an ACK.
+    pub(super) fn ack_at(&self) -> Option<Instant> {
+        self.receiving.ack_at.filter(|_| !self.is_dead())
     }
 
     pub(super) fn take_error(&mut self) -> Option<Errno> {
@@ -329,7 +373,8 @@ impl Connection {
     }
 
     /// Takes in a segment of the peer.
-    pub(super) fn receive(&mut self, segment: Segment, output: &mut Output<'_>) {
+    pub(super) fn receive(&mut self, mut segment: Box<Segment>, output: &mut Output<'_>) {
+        self.remote_id = segment.from_id;
         match (segment.kind, self.state) {
             (_, ConnectionState::Dead) => output.segments.extend(segment.refusal()),
             (SegmentKind::Reset, ConnectionState::Connecting) => {
@@ -354,7 +399,7 @@ impl Connection {
                 }
                 self.acknowledge(&segment, output);
                 if segment.kind != SegmentKind::Ack {
-                    self.take_in(segment, output);
+                    self.take_in(&mut segment, output);
                 }
             }
         }
@@ -387,6 +432,8 @@ impl Connection {
                 if !first.is_repeated {
                     self.timer.measure(output.now - first.sent_at);
                 }
+                consume(&mut sending.queue, first.size_bytes);
+                sending.in_flight_bytes -= first.size_bytes;
                 sending.in_flight.pop_front();
             }
             self.timer.retries = 0;
@@ -417,7 +464,7 @@ impl Connection {
     }
 
     /// Queues what a segment carries, and whatever it was missing for.
-    fn take_in(&mut self, segment: Segment, output: &mut Output<'_>) {
+    fn take_in(&mut self, segment: &mut Segment, output: &mut Output<'_>) {
         let has_fin = segment.kind == SegmentKind::Fin;
         if self.is_orphan && !segment.bytes.is_empty() && segment.sequence >= self.receiving.next {
             // Nothing reads it any more: the peer shall know [RFC 1122, §4.2.2.13].
@@ -428,9 +475,12 @@ impl Connection {
         }
         let receiving = &mut self.receiving;
         let is_expected = segment.sequence == receiving.next && receiving.early.is_empty();
-        let is_short = (segment.bytes.len() as u64) < 2 * PACKET_BYTES;
-        if segment.sequence >= receiving.next && !receiving.has_fin {
-            receiving.early.insert(segment.sequence, (segment.bytes, has_fin));
+        if is_expected && !has_fin && !receiving.has_fin {
+            receiving.next += segment.bytes.len() as u64;
+            receiving.queue.extend(&*segment.bytes);
+            output.announce(Ready::READABLE);
+        } else if segment.sequence >= receiving.next && !receiving.has_fin {
+            receiving.early.insert(segment.sequence, (mem::take(&mut segment.bytes), has_fin));
         }
         while let Some(first) = receiving.early.first_entry()
             && *first.key() <= receiving.next
@@ -446,8 +496,8 @@ impl Connection {
             }
         }
         // A peer that may have lost something hears at once.
-        if is_expected && is_short && !has_fin && receiving.ack_at.is_none() {
-            receiving.ack_at = Some(output.now + ACK_DELAY);
+        if is_expected && !has_fin && receiving.next - receiving.acked < 2 * PACKET_BYTES {
+            receiving.ack_at.get_or_insert(output.now + ACK_DELAY);
         } else {
             self.send(SegmentKind::Ack, output);
         }
@@ -455,7 +505,7 @@ impl Connection {
 
     /// Sends what the windows permit, after a time-out first what was in flight.
     fn transmit(&mut self, output: &mut Output<'_>) {
-        if self.state != ConnectionState::Open {
+        if self.state != ConnectionState::Open || self.sending.has_nothing_to_send() {
             return;
         }
         let was_idle = self.sending.in_flight.is_empty();
@@ -476,18 +526,19 @@ impl Connection {
             if count > 1 && output.random.u8(..CUT_ONE_IN) == 0 {
                 count = draw_below(output.random, count - 1) + 1;
             }
-            let is_last = sending.unsent.is_empty() && sending.is_shut && !sending.is_fin_sent;
+            let is_last = sending.unsent() == 0 && sending.is_shut && !sending.is_fin_sent;
             if count == 0 && !is_last {
                 break;
             }
             let kind = if is_last { SegmentKind::Fin } else { SegmentKind::Data };
             sending.is_fin_sent = is_last;
             sending.is_first |= is_last && !self.receiving.has_fin;
-            let bytes = first_of(&mut sending.unsent, count);
+            let bytes = copied(&sending.queue, sending.in_flight_bytes, count);
+            sending.in_flight_bytes += count;
             let first = InFlight {
                 sequence: sending.next,
                 kind,
-                bytes: Arc::clone(&bytes),
+                size_bytes: count,
                 sent_at: output.now,
                 is_repeated: false,
             };
@@ -505,9 +556,12 @@ impl Connection {
 
     /// Sends a segment again that was not acknowledged.
     fn repeat(&mut self, index: usize, output: &mut Output<'_>) {
-        let Some(it) = self.sending.in_flight.get_mut(index) else { return };
+        let Sending { queue, in_flight, .. } = &mut self.sending;
+        let before = in_flight.iter().take(index).map(|it| it.size_bytes).sum();
+        let Some(it) = in_flight.get_mut(index) else { return };
         it.is_repeated = true;
-        let (sequence, kind, bytes) = (it.sequence, it.kind, Arc::clone(&it.bytes));
+        let (sequence, kind) = (it.sequence, it.kind);
+        let bytes = copied(queue, before, it.size_bytes);
         let segment = self.segment(kind, sequence, bytes);
         output.segments.push(segment);
     }
@@ -558,7 +612,7 @@ impl Connection {
         if self.lingers {
             return;
         }
-        let is_idle = self.sending.in_flight.is_empty() && self.sending.unsent.is_empty();
+        let is_idle = self.sending.in_flight.is_empty() && self.sending.queue.is_empty();
         if !is_idle {
             self.arm(now);
         } else if !self.is_orphan || !self.sending.is_fin_sent {
@@ -580,35 +634,37 @@ impl Connection {
         self.state = ConnectionState::Dead;
         self.error = Some(error);
         self.timer.deadline = None;
-        self.sending.unsent.clear();
+        self.sending.queue.clear();
         self.sending.in_flight.clear();
+        self.sending.in_flight_bytes = 0;
         output.announce(Ready::READABLE | Ready::WRITABLE | Ready::ERROR | CLOSED);
     }
 
     fn send(&mut self, kind: SegmentKind, output: &mut Output<'_>) {
-        let segment = self.segment(kind, self.sending.next, Arc::default());
+        let segment = self.segment(kind, self.sending.next, Box::default());
         output.segments.push(segment);
     }
 
-    fn segment(&mut self, kind: SegmentKind, sequence: u64, bytes: Arc<[u8]>) -> Segment {
+    fn segment(&mut self, kind: SegmentKind, sequence: u64, bytes: Box<[u8]>) -> Box<Segment> {
         let receiving = &mut self.receiving;
         receiving.edge = receiving.edge.max(receiving.reachable(self.buffers));
-        receiving.ack_at = None;
-        Segment {
+        (receiving.ack_at, receiving.acked) = (None, receiving.next);
+        Box::new(Segment {
             from: self.local,
             to: self.remote,
             number: self.number,
+            from_id: self.id,
+            to_id: self.remote_id,
             kind,
             sequence,
             ack: receiving.next,
             edge: receiving.edge,
             bytes,
-        }
+        })
     }
 
     fn room(&self) -> usize {
-        let in_flight: usize = self.sending.in_flight.iter().map(|it| it.bytes.len()).sum();
-        self.buffers.send.saturating_sub(self.sending.unsent.len() + in_flight)
+        self.buffers.send.saturating_sub(self.sending.queue.len())
     }
 
     /// Takes as many bytes as there is room for.
@@ -627,7 +683,7 @@ impl Connection {
         let mut count = 0;
         for buffer in buffers {
             let taken = &buffer[..buffer.len().min(room)];
-            self.sending.unsent.extend(taken);
+            self.sending.queue.extend(taken);
             room -= taken.len();
             count += taken.len();
             self.sending.is_full |= taken.len() < buffer.len();
@@ -671,7 +727,7 @@ impl Connection {
             count += copy(second);
         }
         if !peeks {
-            receiving.queue.drain(..count);
+            consume(&mut receiving.queue, count);
             // Not for every few bytes [RFC 9293, §3.8.6.2.2].
             let opened = receiving.reachable(self.buffers).saturating_sub(receiving.edge);
             let worth = (self.buffers.receive / 2).clamp(1, SEGMENT_MAX) as u64;
@@ -684,7 +740,7 @@ impl Connection {
 
     /// Returns how many written bytes the peer has not acknowledged.
     pub(super) fn unsent_bytes(&self) -> u64 {
-        self.sending.unsent.len() as u64 + self.sending.next - self.sending.acked
+        self.sending.unsent() as u64 + self.sending.next - self.sending.acked
     }
 
     pub(super) fn unread_bytes(&self) -> u64 {
@@ -722,28 +778,53 @@ impl Connection {
     }
 }
 
-/// Takes the first `count` bytes.
-fn first_of(queue: &mut VecDeque<u8>, count: usize) -> Arc<[u8]> {
+/// Copies `count` bytes, those behind the first `begin` ones.
+fn copied(queue: &VecDeque<u8>, begin: usize, count: usize) -> Box<[u8]> {
     let (front, back) = queue.as_slices();
-    let bytes = match front.get(..count) {
+    match front.get(begin..begin + count) {
         Some(bytes) => bytes.into(),
-        None => [front, &back[..count - front.len()]].concat().into(),
-    };
-    queue.drain(..count);
-    bytes
+        None => {
+            let (front, begin) =
+                (front.get(begin..).unwrap_or_default(), begin.saturating_sub(front.len()));
+            [front, &back[begin..begin + count - front.len()]].concat().into()
+        }
+    }
+}
+
+/// Forgets the first `count` bytes.
+fn consume(queue: &mut VecDeque<u8>, count: usize) {
+    if count == queue.len() {
+        queue.clear();
+    } else {
+        queue.drain(..count);
+    }
 }
 
 impl Sending {
+    /// Returns whether there is neither anything new, nor anything to send again, nor an end.
+    fn has_nothing_to_send(&self) -> bool {
+        self.unsent() == 0 && self.sent == self.next && !self.is_shut
+    }
+
+    /// Returns how many bytes were not sent yet.
+    fn unsent(&self) -> usize {
+        self.queue.len() - self.in_flight_bytes
+    }
+
     /// Returns how many new bytes the windows permit in the next segment; `room` is that of the congestion window.
     fn next_count(&self, room: u64, round_trip: Duration) -> usize {
-        let unsent = self.unsent.len() as u64;
+        let unsent = self.unsent() as u64;
         if room < unsent.min(PACKET_BYTES) {
             // Less than a packet waits for more room [RFC 9293, §3.8.6.2.1].
             return 0;
         }
         let window = self.edge.saturating_sub(self.next);
-        let most = window.min(room).min(self.congestion.segment_max(round_trip));
-        usize::try_from(unsent.min(most)).unwrap_or(usize::MAX).min(SEGMENT_MAX)
+        let count = unsent.min(window).min(room);
+        if count > PACKET_BYTES {
+            let count = count.min(self.congestion.segment_max(round_trip));
+            return usize::try_from(count).unwrap_or(usize::MAX).min(SEGMENT_MAX);
+        }
+        usize::try_from(count).expect("invariant: a packet's bytes")
     }
 }
 
@@ -757,23 +838,28 @@ impl Receiving {
 impl Retransmission {
     /// A segment was acknowledged after a round trip [RFC 6298, §2].
     fn measure(&mut self, round_trip: Duration) {
+        let round_trip = nanos(round_trip);
         let (smoothed, variation) = match self.measured {
             None => (round_trip, round_trip / 2),
             Some((smoothed, variation)) => (
-                (smoothed * 7 + round_trip) / 8,
-                (variation * 3 + smoothed.abs_diff(round_trip)) / 4,
+                smoothed - smoothed / 8 + round_trip / 8,
+                variation - variation / 4 + smoothed.abs_diff(round_trip) / 4,
             ),
         };
         self.measured = Some((smoothed, variation));
-        self.timeout = (smoothed + variation * 4).clamp(TIMEOUT_MIN, TIMEOUT_MAX);
+        let timeout = Duration::from_nanos(smoothed.saturating_add(variation.saturating_mul(4)));
+        self.timeout = timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX);
     }
 
     /// Returns the smoothed round trip, or the first time-out if it is not known.
     fn round_trip(&self) -> Duration {
-        self.measured.map_or(FIRST_TIMEOUT, |(smoothed, _)| smoothed)
+        self.measured.map_or(FIRST_TIMEOUT, |(smoothed, _)| Duration::from_nanos(smoothed))
     }
 
     fn pause(&self) -> Duration {
+        if self.retries == 0 {
+            return self.timeout;
+        }
         self.timeout.saturating_mul(1 << self.retries.min(16)).min(TIMEOUT_MAX)
     }
 }

@@ -11,7 +11,7 @@ pub(super) const DATAGRAM_MAX: usize = 65_507;
 /// lost.
 pub(super) const QUEUE_MAX: usize = 212_992;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct UdpPacket {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,

@@ -12,7 +12,7 @@ use super::{
     node_id::NodeId,
     sockets::{Protocol, SocketKind, SocketState},
     state::NetworkState,
-    tcp::{Connection, SocketBuffers},
+    tcp::{Connection, Ends, SocketBuffers},
     udp::UdpPacket,
 };
 use crate::detector::Ready;
@@ -90,9 +90,10 @@ impl NetworkState {
         let number = self.number();
         let buffers = SocketBuffers::default();
         let connections = self.without_network(|output| {
-            let mut one = Connection::connect((near, far, number), buffers, output);
+            let to_far = Ends { local: near, remote: far, number, id: ids[0], peer: node };
+            let mut one = Connection::connect(to_far, buffers, output);
             let syn = output.segments.remove(0);
-            let mut other = Connection::accept(&syn, 0, buffers, output);
+            let mut other = Connection::accept(&syn, (ids[1], node, 0), buffers, output);
             other.listener = None;
             one.receive(output.segments.remove(0), output);
             other.receive(output.segments.remove(0), output);

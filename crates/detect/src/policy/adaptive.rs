@@ -205,6 +205,10 @@ impl Policy for Adaptive {
         let history = situation.history;
         let until = situation.now + ADAPT_EVERY;
         let every = Frequency::Time(self.every);
+        if methods.contains(Methods::NOTIFY) && self.spin_max.is_zero() {
+            // It never polls first, whatever happens.
+            return Decision { strategy: Strategy::Sleep { every }, until: Instant::MAX };
+        }
         let strategy = if methods.contains(Methods::NOTIFY) {
             let spin = self.spin_costs(&situation.costs).spin;
             if history.spin_balance() > 0 && !spin.is_zero() && situation.load.is_core_free() {

@@ -45,6 +45,9 @@ impl ServerShared {
     /// detectors, either finds the request there or is followed by this call.
     pub(crate) fn publish_deadline(&self, due: Due) {
         let (soft, hard) = (due.soft.as_nanos(), due.hard.as_nanos());
+        if soft < hard {
+            self.is_deadline_doubtful.store(true, Ordering::Relaxed);
+        }
         // Most deadlines are later than the known one. If a load sees a lower word, it happened before
         // the driver raised that word; the handle's lock, which the driver takes afterwards, then shows
         // it the request.

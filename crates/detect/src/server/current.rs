@@ -138,10 +138,13 @@ pub struct ServerGuard {
 
 impl ServerGuard {
     /// Makes another server current in place of this one, until the guard is dropped: for schedulers that run tasks of several
-    /// servers by turns.
-    pub fn switch(&mut self, server: &Server) {
-        let left = CURRENT.try_with(|current| current.borrow_mut().replace(server.clone()));
-        drop(left);
+    /// servers by turns. Puts the one that was current in its place.
+    pub fn switch(&mut self, server: &mut Server) {
+        let _ = CURRENT.try_with(|current| {
+            if let Some(current) = &mut *current.borrow_mut() {
+                mem::swap(current, server);
+            }
+        });
     }
 }
 

@@ -372,9 +372,27 @@ impl Driver {
         (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
     }
 
+    /// Returns from when on a look may find something because of a deadline: no later than [`next_deadline`](Self::next_deadline).
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        let shared = &*self.shared;
+        let nanos = shared.next_due.load(Ordering::Relaxed);
+        let nanos = nanos.min(shared.next_deadline.load(Ordering::Relaxed));
+        (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
+    }
+
     /// Returns whether a notification has arrived since the last look.
     pub(crate) fn is_notified(&self) -> bool {
         self.shared.park_state.is_notified()
+    }
+
+    /// For a host that moves the clock, and has known the next deadline: returns whether that has changed or a look may find something although
+    /// nothing of the server has run.
+    pub(crate) fn is_disturbed(&self, known: Option<Instant>) -> bool {
+        let shared = &*self.shared;
+        shared.park_state.is_notified()
+            || shared.has_active.load(Ordering::Relaxed)
+            || shared.frequencies_changed.load(Ordering::Relaxed)
+            || self.next_deadline() != known
     }
 
     /// For a host that moves the clock: returns whether a look at `now` may find something beside what the poller announces.
@@ -386,6 +404,36 @@ impl Driver {
             || shared.frequencies_changed.load(Ordering::Relaxed)
             || nanos >= shared.next_due.load(Ordering::Relaxed)
             || nanos >= shared.next_deadline.load(Ordering::Relaxed)
+    }
+
+    /// The same as [`detect`](Self::detect) for the only host of a server, which moves the clock: nothing is measured, and `routed` has what
+    /// was announced.
+    pub(crate) fn look_in_virtual_time(&mut self, routed: &mut Vec<RoutedEvent>) -> Detected {
+        let shared = &*self.shared;
+        let Some(mut driver) = try_lock(&shared.driver) else { return Detected::Busy };
+        shared.refresh(&mut driver);
+        driver.routed.clear();
+        mem::swap(&mut driver.routed, routed);
+        let events = shared.take_in(&mut driver, &mut self.batch, shared.now());
+        // The look that follows `prepare` ends a sleep.
+        self.shared.idle.end();
+        self.has_stale = !driver.stale.is_empty();
+        finish(driver, &mut self.batch, events)
+    }
+
+    /// For a host that moves the clock, in place of [`prepare`](Self::prepare) if nothing [must be looked at](Self::must_look): it has
+    /// nothing to run from `now` on.
+    pub(crate) fn begin_idle(&self, now: Instant) {
+        self.shared.idle.begin(now);
+    }
+
+    /// Finds the [next deadline](Self::next_deadline) anew, if the known one may belong to something that has ended.
+    pub(crate) fn examine_deadlines(&mut self) {
+        if self.shared.is_deadline_doubtful.load(Ordering::Relaxed)
+            && let Some(mut driver) = try_lock(&self.shared.driver)
+        {
+            self.shared.find_deadline(&mut driver);
+        }
     }
 
     /// Does everything that [`park`](Self::park) does before it sleeps, for a host that moves the

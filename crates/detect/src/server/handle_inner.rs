@@ -285,7 +285,10 @@ impl<D: Detector> HandleInner<D> {
         let core = &mut *guard;
         let detector = &mut core.detector;
         let request = core.pending.release(key, |request| match detector {
-            Some(detector) => caught("cancel", || detector.cancel(key, request)).ok(),
+            Some(detector) => {
+                self.doubt_deadlines();
+                caught("cancel", || detector.cancel(key, request)).ok()
+            }
             None => None,
         });
         let mut leftover = slot.reset();
@@ -351,7 +354,15 @@ impl<D: Detector> HandleInner<D> {
             return None;
         }
         let mut core = self.lock_core();
+        self.doubt_deadlines();
         core.detector.as_mut().map(|detector| in_callback(|| f(detector)))
+    }
+
+    /// The known deadline may end.
+    fn doubt_deadlines(&self) {
+        if self.watch.has_deadlines.load(Ordering::Relaxed) {
+            self.shared().is_deadline_doubtful.store(true, Ordering::Relaxed);
+        }
     }
 
     fn can_be_armed(&self) -> bool {
@@ -456,6 +467,7 @@ impl<D: Detector> HandleInner<D> {
             return self.give_up(core, &failure, batch);
         }
 
+        self.doubt_deadlines();
         // Most polled detectors announce nothing until they are armed again.
         self.watch.is_armed.store(false, Ordering::Relaxed);
         let Some(detector) = core.detector.as_mut() else { return 0 };

@@ -66,6 +66,7 @@ use crate::{
 
 #[cfg(test)]
 pub(crate) use self::handle_inner::lock_count::cores;
+pub(crate) use self::poller::RoutedEvent;
 #[cfg(feature = "tokio")]
 pub use self::tokio_host::TokioHost;
 pub use self::{

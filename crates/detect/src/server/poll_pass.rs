@@ -323,7 +323,7 @@ impl ServerShared {
         self.next_deadline.swap(u64::MAX, Ordering::SeqCst);
         self.refresh(driver);
 
-        let mut events = 0;
+        let (mut events, mut has_slack) = (0, false);
         for &index in &driver.with_deadlines {
             let Some(handle) = driver.rows.get(index as usize).and_then(|row| row.handle.as_ref())
             else {
@@ -335,20 +335,23 @@ impl ServerShared {
             let (count, next) = handle.poll_deadline(now, batch);
             events += count;
             if let Some(due) = next {
+                has_slack |= due.soft < due.hard;
                 self.next_due.fetch_min(due.soft.as_nanos(), Ordering::SeqCst);
                 self.next_deadline.fetch_min(due.hard.as_nanos(), Ordering::SeqCst);
             }
         }
+        self.is_deadline_doubtful.store(has_slack, Ordering::Relaxed);
         events
     }
 
     /// Recomputes when deadlines should end the prepared sleep: the known time may belong to something
     /// that has ended, and would end the sleep for nothing; or another host finds more deadlines.
     /// Returns false if a handle was added meanwhile.
-    fn find_deadline(&self, driver: &mut DriverState) -> bool {
+    pub(super) fn find_deadline(&self, driver: &mut DriverState) -> bool {
         // As in `poll_deadlines`; a thread that lowers it from here on finds the host parked, and
         // notifies.
         self.next_deadline.swap(u64::MAX, Ordering::SeqCst);
+        self.is_deadline_doubtful.store(false, Ordering::Relaxed);
         let is_same = !self.refresh(driver);
         for &index in &driver.with_deadlines {
             let row = driver.rows.get(index as usize);

@@ -65,6 +65,8 @@ pub(crate) struct ServerShared {
     /// The number of switches between looks; zero for none.
     pub(crate) pass_switches: AtomicUsize,
     pub(crate) frequencies_changed: AtomicBool,
+    /// The next deadline may be that of something that has ended, or has slack: set without order, for hosts that move the clock.
+    pub(crate) is_deadline_doubtful: AtomicBool,
     is_closed: AtomicBool,
     generation: ForkGeneration,
     pub(crate) idle: IdlePeriod,
@@ -107,6 +109,7 @@ impl ServerShared {
             last_gap: AtomicU64::new(0),
             pass_switches: AtomicUsize::new(0),
             frequencies_changed: AtomicBool::new(true),
+            is_deadline_doubtful: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             generation: ForkGeneration::current(),
             idle: IdlePeriod::none(),

@@ -8,7 +8,7 @@ use crate::{
     detector::Flavor,
     network::{NetworkNode, NodeId, SimulatedNetwork, draw_below},
     policy::Adaptive,
-    server::{Detected, Driver, Server},
+    server::{Detected, Driver, RoutedEvent, Server},
     sync::Arc,
 };
 
@@ -33,16 +33,27 @@ pub struct SimulatedHost {
 struct HostedNode {
     server: Server,
     driver: Driver,
-    /// Nothing of the node has run since it was armed: its deadlines are the known ones.
-    is_armed: bool,
-    /// The network has announced readiness that no look has taken.
-    has_announced: bool,
+    /// When it wants to look again, if nothing is announced.
+    wanted: Option<Instant>,
+    knowledge: Knowledge,
+    /// Readiness that the network has announced and no look has taken.
+    routed: Vec<RoutedEvent>,
+}
+
+/// What is known of the time when a node wants to look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Knowledge {
+    /// Nothing: the node has run since, or was looked at.
+    Nothing,
+    /// It is not earlier. The known deadline may belong to something that has ended.
+    Bound,
+    Exact,
 }
 
 impl HostedNode {
     /// Returns whether a look at `now` may find something.
     fn must_look(&self, now: Instant) -> bool {
-        self.has_announced || self.driver.must_look(now)
+        !self.routed.is_empty() || self.driver.must_look(now)
     }
 }
 
@@ -132,7 +143,13 @@ impl SimulatedHost {
         let place = NetworkNode { network, node };
         let server = Server::new_virtual_with(flavor, clock, self.policy, place)
             .expect("invariant: a virtual server asks the kernel for nothing");
-        HostedNode { driver: server.driver(), server, is_armed: false, has_announced: false }
+        HostedNode {
+            driver: server.driver(),
+            server,
+            wanted: None,
+            knowledge: Knowledge::Nothing,
+            routed: Vec::new(),
+        }
     }
 
     /// Gives a node a new server, as a new process has one. The old one should be shut down.
@@ -204,7 +221,7 @@ impl SimulatedHost {
         self.note(number);
         self.idle_steps = 0;
         self.rings = 0;
-        self.nodes.iter_mut().for_each(|node| node.is_armed = false);
+        self.nodes.iter_mut().for_each(|node| node.knowledge = Knowledge::Nothing);
     }
 
     /// Notes in the trace that a task of `node` runs, the one at `index` of `count` ready ones. For owners whose tasks do
@@ -217,7 +234,7 @@ impl SimulatedHost {
         self.note(count);
         self.idle_steps = 0;
         self.rings = 0;
-        self.nodes[node.index()].is_armed = false;
+        self.nodes[node.index()].knowledge = Knowledge::Nothing;
     }
 
     /// Looks for events of one node, which is drawn, and wakes the tasks that wait for them.
@@ -233,21 +250,24 @@ impl SimulatedHost {
     /// Carries out what happens in the network up to now.
     fn advance_network(&mut self) -> Instant {
         let now = self.clock.now();
-        self.network.advance(now, self.nodes.iter_mut().map(|node| &mut node.has_announced));
+        let nodes = &mut self.nodes;
+        self.network.advance(now, |node, address, ready_event| {
+            nodes[node.index()].routed.push(RoutedEvent { address, ready_event });
+        });
         now
     }
 
     fn look(&mut self, index: usize) {
-        self.nodes[index].is_armed = false;
-        self.nodes[index].has_announced = false;
-        if let Detected::Events(count) = self.nodes[index].driver.detect() {
+        let node = &mut self.nodes[index];
+        node.knowledge = Knowledge::Nothing;
+        if let Detected::Events(count) = node.driver.look_in_virtual_time(&mut node.routed) {
             self.note(count as u64);
         }
     }
 
     /// Looks at the nodes that may have something to see.
-    fn look_everywhere(&mut self) {
-        let now = self.advance_network();
+    fn look_where_needed(&mut self) {
+        let now = self.clock.now();
         for index in 0..self.nodes.len() {
             if self.nodes[index].must_look(now) {
                 self.look(index);
@@ -255,19 +275,61 @@ impl SimulatedHost {
         }
     }
 
-    /// With nothing to run: arms, polls once more, and jumps to the next deadline. `has_ready` tells whether a task has
-    /// become ready meanwhile.
+    /// With nothing to run: arms, polls once more, and jumps to the next instant at which a node has something to see. `has_ready` tells
+    /// whether a task has become ready meanwhile.
     ///
     /// # Errors
     /// [`Deadlock`] if nothing can happen any more.
     pub fn advance(&mut self, has_ready: impl FnOnce() -> bool) -> Result<(), Deadlock> {
-        let now = self.advance_network();
+        let now = self.clock.now();
+        if self.arm(now) {
+            return Ok(());
+        }
+        let Some(until) = self.next_sight(now) else {
+            return if has_ready() { Ok(()) } else { Err(self.deadlock()) };
+        };
+        // An endless self-notifier gets no more polls without time passing, until a task runs.
+        if self.rings < RINGS_MAX {
+            self.rings = 0;
+        }
+        self.clock.advance_to(until);
+        self.idle_steps = self.idle_steps.saturating_add(1);
+        if self.idle_steps > IDLE_STEPS_MAX && self.next_after(now).is_none()
+            || self.idle_steps > NETWORK_STEPS_MAX && self.wanted().is_none()
+        {
+            return Err(self.deadlock());
+        }
+        if until <= now && self.idle_steps > 2 {
+            // Not notified, but polled without a pause.
+            let next = self.next_after(now).unwrap_or(Instant::MAX);
+            self.clock.advance_to(next.min(now + LOOK_COST));
+            self.advance_network();
+        }
+        self.note(self.now().as_nanos());
+        self.look_where_needed();
+        Ok(())
+    }
+
+    fn deadlock(&self) -> Deadlock {
+        Deadlock { now: self.clock.now(), seed: self.seed }
+    }
+
+    /// Prepares the nodes for a pause at `now`, and finds out when they want to look again. Returns whether something has been seen meanwhile.
+    fn arm(&mut self, now: Instant) -> bool {
         let mut is_sleepless = false;
-        let mut wanted = None;
         for index in 0..self.nodes.len() {
             let node = &mut self.nodes[index];
-            if node.is_armed && !node.must_look(now) {
-                wanted = earliest(wanted, node.driver.next_deadline());
+            if node.knowledge != Knowledge::Nothing
+                && node.routed.is_empty()
+                && !node.driver.is_disturbed(node.wanted)
+            {
+                continue;
+            }
+            if !node.must_look(now) {
+                if !self.policy.spin_max.is_zero() {
+                    node.driver.begin_idle(now);
+                }
+                (node.knowledge, node.wanted) = (Knowledge::Bound, node.driver.next_due());
                 continue;
             }
             match node.driver.prepare() {
@@ -278,51 +340,65 @@ impl SimulatedHost {
                     self.look(index);
                     is_sleepless = true;
                 }
-                Ok(_) if node.has_announced => {
+                Ok(_) if !node.routed.is_empty() => {
                     self.look(index);
                     is_sleepless = true;
                 }
-                Ok(deadline) => {
-                    node.is_armed = true;
-                    wanted = earliest(wanted, deadline);
-                }
+                Ok(deadline) => (node.knowledge, node.wanted) = (Knowledge::Exact, deadline),
             }
         }
-        if is_sleepless {
-            return Ok(());
-        }
+        is_sleepless
+    }
+
+    /// Returns when the first node wants to look again.
+    fn wanted(&self) -> Option<Instant> {
+        self.nodes.iter().map(|node| node.wanted).fold(None, earliest)
+    }
+
+    /// Returns the first deadline or event after `now`.
+    fn next_after(&self, now: Instant) -> Option<Instant> {
+        let deadlines = self.nodes.iter().map(|node| node.driver.next_deadline());
         let event = self.network.next_event();
-        let Some(until) = earliest(wanted, event) else {
-            return if has_ready() { Ok(()) } else { Err(Deadlock { now, seed: self.seed }) };
+        deadlines.fold(event, earliest).filter(|&next| next > now)
+    }
+
+    /// Carries out what happens in the network before a node has something to see, and returns when that is; `None` if never.
+    fn next_sight(&mut self, now: Instant) -> Option<Instant> {
+        loop {
+            let wanted = self.wanted();
+            let nodes = &mut self.nodes;
+            let route = |node: NodeId, address, ready_event| {
+                nodes[node.index()].routed.push(RoutedEvent { address, ready_event });
+            };
+            let done = self.network.advance_until(wanted, NETWORK_STEPS_MAX, route);
+            self.idle_steps = self.idle_steps.saturating_add(done.steps.saturating_sub(1));
+            if !done.is_over || done.steps >= NETWORK_STEPS_MAX {
+                return Some(done.last.unwrap_or(now));
+            }
+            let Some(until) = wanted else { return done.last };
+            if !self.examine(until) || self.wanted() == wanted {
+                return wanted;
+            }
+        }
+    }
+
+    /// Examines the deadlines of a node that seems to want to look first: the known one may belong to something that has ended. Returns
+    /// whether it was not known exactly.
+    fn examine(&mut self, wanted: Instant) -> bool {
+        let is_doubtful = |node: &&mut HostedNode| {
+            node.knowledge != Knowledge::Exact && node.wanted == Some(wanted)
         };
-        // An endless self-notifier gets no more polls without time passing, until a task runs.
-        if self.rings < RINGS_MAX {
-            self.rings = 0;
-        }
-        let next = |nodes: &[HostedNode]| {
-            let deadlines = nodes.iter().map(|node| node.driver.next_deadline());
-            deadlines.fold(event, earliest).filter(|&next| next > now)
-        };
-        self.idle_steps += 1;
-        if self.idle_steps > IDLE_STEPS_MAX && next(&self.nodes).is_none()
-            || self.idle_steps > NETWORK_STEPS_MAX && wanted.is_none()
-        {
-            return Err(Deadlock { now, seed: self.seed });
-        }
-        self.clock.advance_to(until);
-        if until <= now && self.idle_steps > 2 {
-            // Not notified, but polled without a pause.
-            self.clock.advance_to(next(&self.nodes).unwrap_or(Instant::MAX).min(now + LOOK_COST));
-        }
-        self.note(self.now().as_nanos());
-        self.look_everywhere();
-        Ok(())
+        let Some(node) = self.nodes.iter_mut().find(is_doubtful) else { return false };
+        node.driver.examine_deadlines();
+        (node.knowledge, node.wanted) = (Knowledge::Exact, node.driver.next_deadline());
+        true
     }
 
     /// Lets `time` pass, and looks.
     pub fn elapse(&mut self, time: Duration) {
         self.clock.advance(time);
-        self.look_everywhere();
+        self.advance_network();
+        self.look_where_needed();
     }
 
     fn note(&mut self, value: u64) {

@@ -15,7 +15,7 @@ use super::{
     timeline,
 };
 use crate::{
-    flavor::simulated::{Fault, SimulatedShared, SimulatedWorld},
+    flavor::simulated::{Between, Fault, SimulatedShared, SimulatedWorld},
     handle::Scheduler,
     runtime::Runtime,
     sync::Arc,
@@ -145,6 +145,7 @@ impl World {
     pub fn block_on<F: Future>(&mut self, future: F) -> F::Output {
         let world = Arc::clone(&self.main.world);
         let Self { main, programs, invariants, .. } = self;
+        let is_always = !invariants.is_empty();
         let mut between = |host: &mut SimulatedHost| {
             for check in &mut *invariants {
                 check();
@@ -158,7 +159,8 @@ impl World {
             }
         };
         let site = Location::caller();
-        let run = || world.block_on(main, (future, site), &mut between);
+        let between = Between { call: &mut between, is_always };
+        let run = || world.block_on(main, (future, site), between);
         match panic::catch_unwind(AssertUnwindSafe(run)) {
             Ok(value) => value,
             Err(panic) => {

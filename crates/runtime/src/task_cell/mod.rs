@@ -49,6 +49,7 @@ use crate::{
     sync::{
         Arc,
         thread::{self, ThreadId},
+        thread_local,
     },
 };
 
@@ -243,6 +244,11 @@ impl<F: Future> Future for TaskFuture<F> {
     }
 }
 
+thread_local! {
+    /// Read at each poll, where `thread::current` would count references.
+    static HERE: ThreadId = thread::current().id();
+}
+
 /// A future that is polled and dropped only on the thread that created it. If a runtime is dropped on another
 /// thread, the future is leaked.
 struct OnItsThread<F> {
@@ -257,7 +263,7 @@ impl<F: Future> Future for OnItsThread<F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         // The scheduler queues it for its own thread; the future's soundness depends on that.
         assert!(
-            self.thread == thread::current().id(),
+            self.thread == HERE.with(|here| *here),
             "invariant: a local task stays on its thread"
         );
         let future = self.future.as_mut().expect("invariant: leaked only in drop");

@@ -14,7 +14,7 @@ mod world;
 
 use std::{future::Future, panic::Location, time::Duration};
 
-use vigie_detect::{NodeId, Server, SimulatedHost};
+use vigie_detect::{Adaptive, NodeId, Server, SimulatedHost};
 
 pub use self::disk::Disk;
 pub(crate) use self::{
@@ -22,7 +22,7 @@ pub(crate) use self::{
     pace::{PolledIn, polled_in},
     recorder::FaultPlan,
     wall_clock::WallClock,
-    world::{Failure, Fault, SimulatedWorld},
+    world::{Between, Failure, Fault, SimulatedWorld},
 };
 use crate::{
     blocking_pool::BlockingPool,
@@ -72,7 +72,10 @@ pub(crate) fn runs_here(shared: Option<&SimulatedShared>) -> bool {
 impl SimulatedShared {
     /// Creates a world with one node.
     pub(crate) fn new(seed: u64, options: Options, enter: fn(Arc<Self>) -> EnteredContext) -> Self {
-        let host = SimulatedHost::new(seed);
+        // Time passes for no host that would poll before a sleep.
+        let mut policy = Adaptive::default();
+        (policy.timer_slack, policy.spin_max) = (Duration::ZERO, Duration::ZERO);
+        let host = SimulatedHost::with_policy(seed, policy);
         let server = host.server().clone();
         let node = host.network().node("main").expect("invariant: the first node of a host");
         let machine = SimulatedMachine::new(&host, seed, node);
@@ -146,7 +149,8 @@ impl SimulatedShared {
                 failure.raise();
             }
         };
-        let value = self.world.block_on(self, (future, site), &mut fail);
+        let between = Between { call: &mut fail, is_always: false };
+        let value = self.world.block_on(self, (future, site), between);
         if self.is_ending.load(Ordering::SeqCst) {
             let _entered = self.entered();
             self.finish();
@@ -185,13 +189,7 @@ impl SimulatedShared {
 
     /// Queues a task that became ready.
     fn schedule(&self, task: Runnable) {
-        if !runs_here(Some(self)) && self.world.is_elsewhere() {
-            tracing::error!(
-                site = %task.metadata().site,
-                "a thread outside of the simulation woke a task: the run is not a function of its seed"
-            );
-        }
-        self.world.ready().push(self.node, task);
+        self.world.push(self.node, task);
     }
 
     /// Cancels every task and closes the server: at the end of `block_on`, if the calling thread is inside of it.
@@ -221,7 +219,7 @@ impl SimulatedShared {
     fn finish(&self) {
         self.world.recorder.forget(self.node);
         loop {
-            let task = self.world.ready().pop(self.node);
+            let task = self.world.pop(self.node);
             match task {
                 Some(task) => drop_task(task),
                 None if self.live.count() == 0 => break,

@@ -1,7 +1,7 @@
 //! The pace of a run's polls, in real time and in number: it shows tasks that wait in the kernel, and tasks that get nowhere.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     io::{Write, stderr},
     panic::Location,
@@ -10,7 +10,7 @@ use std::{
 
 use vigie_detect::{Instant, NodeId, clock::monotonic_now};
 
-use super::world::{Failure, SimulatedWorld};
+use super::world::{Failure, SimulatedWorld, running};
 use crate::{
     kernel_help::sleeps_in_kernel,
     sync::{Arc, RealMutex, lock_real, thread_local},
@@ -29,16 +29,22 @@ const LONG: Duration = Duration::from_millis(1);
 const VERY_LONG: Duration = Duration::from_secs(1);
 
 thread_local! {
-    static POLLED_IN: RefCell<Option<PolledIn>> = const { RefCell::new(None) };
+    static POLLED: Cell<Option<PolledTask>> = const { Cell::new(None) };
+    /// The number of readings of std's clock in this poll.
+    static READINGS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// The task that a thread polls in a simulation, or the future of `block_on`.
+#[derive(Clone, Copy)]
+pub(super) struct PolledTask {
+    pub(super) node: NodeId,
+    pub(super) site: &'static Location<'static>,
+}
+
+/// The same, with its world.
 pub(crate) struct PolledIn {
     pub(crate) world: Arc<SimulatedWorld>,
-    node: NodeId,
-    site: &'static Location<'static>,
-    /// The number of readings of std's clock in this poll.
-    readings: Cell<u32>,
+    task: PolledTask,
 }
 
 /// After so many readings of std's clock in one poll, something waits for it to move.
@@ -47,21 +53,29 @@ const READINGS_MAX: u32 = 10_000;
 /// Ends a poll when it is dropped.
 pub(super) struct PollGuard;
 
-impl PolledIn {
-    pub(super) fn new(
-        world: &Arc<SimulatedWorld>,
-        node: NodeId,
-        site: &'static Location<'static>,
-    ) -> Self {
-        Self { world: Arc::clone(world), node, site, readings: Cell::new(0) }
+impl PolledTask {
+    pub(super) fn enter(self) -> PollGuard {
+        POLLED.with(|polled| polled.set(Some(self)));
+        READINGS.with(|readings| readings.set(0));
+        PollGuard
     }
 
+    fn describe(self, world: &SimulatedWorld, what: &str) -> String {
+        let (site, node) = (self.site, world.network.name(self.node));
+        format!("the task that was spawned at {site}, on node {node}, {what}")
+    }
+}
+
+impl PolledIn {
     /// Returns the time for std's clock, the monotonic one or that of the node's wall clock, and whether it stands still although something waits for it, in a
     /// loop or with a time-out:
     /// then it jumps, so that the wait ends.
     pub(crate) fn std_now(&self, wall: Option<Duration>) -> (Duration, bool) {
-        self.readings.set(self.readings.get().saturating_add(1));
-        let late = self.readings.get().saturating_sub(READINGS_MAX);
+        let readings = READINGS.with(|readings| {
+            readings.set(readings.get().saturating_add(1));
+            readings.get()
+        });
+        let late = readings.saturating_sub(READINGS_MAX);
         let monotonic = || Duration::from_nanos(self.world.recorder.now().as_nanos());
         let now = wall.unwrap_or_else(monotonic);
         (now + Duration::from_secs(3600) * late, late == 1)
@@ -69,39 +83,22 @@ impl PolledIn {
 
     /// Fails the run, since the task does something that the simulation does not see.
     pub(crate) fn fail(&self, what: &str) {
-        let text = self.describe(what);
-        self.world.recorder.escaped(self.node, &text);
+        let text = self.task.describe(&self.world, what);
+        self.world.recorder.escaped(self.task.node, &text);
         self.world.fail(Failure::Message(format!("an escape from the simulation: {text}")));
-    }
-
-    fn describe(&self, what: &str) -> String {
-        let (site, node) = (self.site, self.world.network.name(self.node));
-        format!("the task that was spawned at {site}, on node {node}, {what}")
-    }
-
-    pub(super) fn enter(self) -> PollGuard {
-        POLLED_IN.with(|polled| *polled.borrow_mut() = Some(self));
-        PollGuard
-    }
-}
-
-impl PollGuard {
-    pub(super) fn leave(self) -> PolledIn {
-        let left = POLLED_IN.with(|polled| polled.borrow_mut().take());
-        left.expect("invariant: the guard of a poll")
     }
 }
 
 impl Drop for PollGuard {
     fn drop(&mut self) {
-        let left = POLLED_IN.try_with(|polled| polled.borrow_mut().take());
-        drop(left);
+        let _ = POLLED.try_with(|polled| polled.set(None));
     }
 }
 
 /// Calls `use_it` with what the calling thread polls, if that is in a simulation.
 pub(crate) fn polled_in<T>(use_it: impl FnOnce(&PolledIn) -> T) -> Option<T> {
-    POLLED_IN.try_with(|polled| polled.try_borrow().ok()?.as_ref().map(use_it)).ok().flatten()
+    let task = POLLED.try_with(Cell::get).ok().flatten()?;
+    running().map(|world| use_it(&PolledIn { world, task }))
 }
 
 /// The polls of one `block_on`.
@@ -126,11 +123,14 @@ impl Pace {
     /// Nothing is ready.
     pub(super) fn rest(&mut self) {
         self.polls = 0;
-        self.counts.clear();
+        if !self.counts.is_empty() {
+            self.counts.clear();
+        }
     }
 
     /// A poll has ended.
-    pub(super) fn note(&mut self, polled: &PolledIn) {
+    #[inline]
+    pub(super) fn note(&mut self, world: &SimulatedWorld, polled: PolledTask) {
         self.polls += 1;
         if self.polls + COUNTED > self.polls_max {
             *self.counts.entry((polled.node, *polled.site)).or_default() += 1;
@@ -139,19 +139,19 @@ impl Pace {
         let took = now - self.last;
         self.last = now;
         if took >= LONG {
-            self.examine(polled, took);
+            self.examine(world, polled, took);
         }
     }
 
     #[cold]
-    fn examine(&mut self, polled: &PolledIn, took: Duration) {
+    fn examine(&mut self, world: &SimulatedWorld, polled: PolledTask, took: Duration) {
         let sleeps = sleeps_in_kernel();
         // A page that is read from a disk is no wait of the task's.
         if sleeps.0 > self.sleeps.0 && sleeps.1 == self.sleeps.1 {
             let what = "slept or waited in the kernel: use the runtime's timers and sockets";
-            warn(polled, what, took);
+            warn(world, polled, what, took);
         } else if took >= VERY_LONG {
-            warn(polled, "computed for long", took);
+            warn(world, polled, "computed for long", took);
         }
         self.sleeps = sleeps;
         self.last = monotonic_now();
@@ -180,16 +180,14 @@ impl Pace {
 }
 
 /// Names a task on standard error, also where the output of tests that pass is not shown; each task and reason once in this process.
-fn warn(polled: &PolledIn, what: &str, took: Duration) {
+fn warn(world: &SimulatedWorld, polled: PolledTask, what: &str, took: Duration) {
     static NAMED: RealMutex<BTreeSet<(Location<'static>, String)>> =
         RealMutex::new(BTreeSet::new());
-    let text = polled.describe(what);
-    polled.world.recorder.escaped(polled.node, &text);
+    let text = polled.describe(world, what);
+    world.recorder.escaped(polled.node, &text);
     if lock_real(&NAMED).insert((*polled.site, what.to_owned())) {
-        let line = format!(
-            "simulation with seed {}: {text} ({took:.1?} of real time)\n",
-            polled.world.seed
-        );
+        let seed = world.seed;
+        let line = format!("simulation with seed {seed}: {text} ({took:.1?} of real time)\n");
         // Who closes standard error does not want it.
         let _ = stderr().write_all(line.as_bytes());
     }

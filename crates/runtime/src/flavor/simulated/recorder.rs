@@ -114,9 +114,9 @@ impl Recorder {
         lock_real(&self.faults).plan.is_quiet
     }
 
-    /// Returns whether the run has taken longer than its plan permits.
-    pub(super) fn is_too_late(&self, now: Instant) -> bool {
-        lock_real(&self.faults).plan.until.is_some_and(|until| now > until)
+    /// Returns how long the run may take.
+    pub(super) fn end(&self) -> Option<Instant> {
+        lock_real(&self.faults).plan.until
     }
 
     /// Returns the number of nodes that the plan has, or that `draw` draws.

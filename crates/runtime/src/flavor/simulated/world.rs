@@ -14,7 +14,7 @@ use vigie_detect::{NodeChange, NodeId, SimulatedHost, SimulatedNetwork, WaiterId
 
 use super::{
     SimulatedShared,
-    pace::{POLLS_MAX, Pace, PolledIn},
+    pace::{POLLS_MAX, Pace, PolledTask},
     recorder::Recorder,
 };
 use crate::{
@@ -37,17 +37,32 @@ const FREE_POLLS: u32 = 10_000;
 
 const POLL_COST: Duration = Duration::from_micros(1);
 
+/// The world that a thread runs.
+struct RunningWorld {
+    world: Arc<SimulatedWorld>,
+    /// Those that this thread has made ready, without a lock.
+    ready: ReadyTasks,
+}
+
 thread_local! {
-    static RUNS: RefCell<Option<Arc<SimulatedWorld>>> = const { RefCell::new(None) };
+    static RUNS: RefCell<Option<RunningWorld>> = const { RefCell::new(None) };
 }
 
 /// Returns whether the calling thread runs `world`, or any.
 pub(super) fn runs_here(world: Option<&SimulatedWorld>) -> bool {
-    let is_it = |runs: &RefCell<Option<Arc<SimulatedWorld>>>| {
+    let is_it = |runs: &RefCell<Option<RunningWorld>>| {
         let runs = runs.borrow();
-        runs.as_ref().is_some_and(|it| world.is_none_or(|world| std::ptr::eq(&**it, world)))
+        runs.as_ref().is_some_and(|it| world.is_none_or(|world| std::ptr::eq(&*it.world, world)))
     };
     RUNS.try_with(is_it).unwrap_or(false)
+}
+
+/// Returns the world that the calling thread runs.
+pub(super) fn running() -> Option<Arc<SimulatedWorld>> {
+    let world = |runs: &RefCell<Option<RunningWorld>>| {
+        runs.try_borrow().ok()?.as_ref().map(|running| Arc::clone(&running.world))
+    };
+    RUNS.try_with(world).ok().flatten()
 }
 
 /// A fault that a task causes at a node before the next poll.
@@ -76,22 +91,29 @@ struct ReadyOfNode {
 }
 
 impl ReadyTasks {
-    fn of(&mut self, node: NodeId) -> &mut ReadyOfNode {
-        if self.nodes.len() <= node.index() {
-            self.nodes.resize_with(node.index() + 1, ReadyOfNode::default);
+    fn of(&mut self, node: usize) -> &mut ReadyOfNode {
+        if self.nodes.len() <= node {
+            self.nodes.resize_with(node + 1, ReadyOfNode::default);
         }
-        &mut self.nodes[node.index()]
+        &mut self.nodes[node]
     }
 
-    pub(super) fn push(&mut self, node: NodeId, task: Runnable) {
+    /// Adds a task of the node with this index.
+    fn push(&mut self, node: usize, task: Runnable) {
         let of_node = self.of(node);
         of_node.tasks.push(task);
         self.count += usize::from(!of_node.is_paused);
     }
 
+    fn append(&mut self, others: Self) {
+        for (node, of_node) in others.nodes.into_iter().enumerate() {
+            of_node.tasks.into_iter().for_each(|task| self.push(node, task));
+        }
+    }
+
     /// Takes one of a node.
-    pub(super) fn pop(&mut self, node: NodeId) -> Option<Runnable> {
-        let of_node = self.of(node);
+    fn pop(&mut self, node: NodeId) -> Option<Runnable> {
+        let of_node = self.of(node.index());
         let task = of_node.tasks.pop()?;
         self.count -= usize::from(!of_node.is_paused);
         Some(task)
@@ -111,7 +133,7 @@ impl ReadyTasks {
 
     /// Returns whether that is a change.
     fn pause(&mut self, node: NodeId, is_paused: bool) -> bool {
-        let of_node = self.of(node);
+        let of_node = self.of(node.index());
         let has_changed = of_node.is_paused != is_paused;
         of_node.is_paused = is_paused;
         let count = of_node.tasks.len();
@@ -149,7 +171,10 @@ pub(crate) struct SimulatedWorld {
     host: RealMutex<SimulatedHost>,
     /// By their index; a single one only while it runs.
     nodes: RealMutex<Vec<Arc<SimulatedShared>>>,
+    /// Those that became ready while nothing ran, or on another thread.
     ready: RealMutex<ReadyTasks>,
+    /// There may be some.
+    has_foreign: AtomicBool,
     /// The thread of the first `block_on`, which all later ones need too.
     thread: RealMutex<Option<ThreadId>>,
     /// The trace's hash when `block_on` last ended.
@@ -173,6 +198,7 @@ impl SimulatedWorld {
             host: RealMutex::new(host),
             nodes: RealMutex::new(Vec::new()),
             ready: RealMutex::default(),
+            has_foreign: AtomicBool::new(false),
             thread: RealMutex::new(None),
             faults: RealMutex::new(Vec::new()),
             polls_max: RealMutex::new(None),
@@ -205,7 +231,7 @@ impl SimulatedWorld {
 
     /// Stops polling the tasks of a node, or goes on.
     pub(crate) fn pause(&self, node: NodeId, is_paused: bool) {
-        let has_changed = lock_real(&self.ready).pause(node, is_paused);
+        let has_changed = self.with_ready(|ready| ready.pause(node, is_paused));
         if has_changed {
             let change = if is_paused { NodeChange::Paused } else { NodeChange::Resumed };
             self.recorder.changed(node, change);
@@ -241,9 +267,15 @@ impl SimulatedWorld {
         self.has_news.store(true, Ordering::SeqCst);
     }
 
+    /// Returns whether there are faults, or a failure.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Relaxed)
+    }
+
     /// Returns the faults that were requested, and a failure.
     pub(crate) fn take_news(&self) -> Option<(Vec<Fault>, Option<Failure>)> {
-        if !self.has_news.load(Ordering::Relaxed) || !self.has_news.swap(false, Ordering::SeqCst) {
+        if !self.has_news() || !self.has_news.swap(false, Ordering::SeqCst) {
             return None;
         }
         let faults = std::mem::take(&mut *lock_real(&self.faults));
@@ -251,7 +283,7 @@ impl SimulatedWorld {
     }
 
     /// Runs `future` on the node `main`, and the tasks of all nodes, on the calling thread until the future is ready. Calls
-    /// `between` before each poll. Records a panic that leaves it. The caller is at `site`.
+    /// `between` before each poll if there are [news](Self::has_news), or always. Records a panic that leaves it. The caller is at `site`.
     ///
     /// # Panics
     /// If nothing can happen any more; on another thread than the first call's.
@@ -259,7 +291,7 @@ impl SimulatedWorld {
         self: &Arc<Self>,
         main: &Arc<SimulatedShared>,
         (future, site): (F, &'static Location<'static>),
-        between: &mut dyn FnMut(&mut SimulatedHost),
+        between: Between<'_>,
     ) -> F::Output {
         match catch_unwind(AssertUnwindSafe(|| self.run(main, (future, site), between))) {
             Ok(value) => value,
@@ -274,7 +306,7 @@ impl SimulatedWorld {
         self: &Arc<Self>,
         main: &Arc<SimulatedShared>,
         (future, site): (F, &'static Location<'static>),
-        between: &mut dyn FnMut(&mut SimulatedHost),
+        mut between: Between<'_>,
     ) -> F::Output {
         let here = thread::current().id();
         assert!(
@@ -288,38 +320,42 @@ impl SimulatedWorld {
         let mut future = pin!(future);
         let mut polls = (run.host.now(), 0);
         let mut pace = Pace::new(lock_real(&self.polls_max).unwrap_or(POLLS_MAX));
+        let end = self.recorder.end();
         loop {
-            between(&mut run.host);
+            run.call(&mut between);
             let is_woken = awake.is_woken.load(Ordering::SeqCst);
             match run.draw(is_woken) {
-                Drawn::Task(node, task) => {
-                    visit.enter(&node);
-                    let polled = PolledIn::new(self, node.node, task.metadata().site).enter();
+                Drawn::Task(index, task) => {
+                    let node = &run.nodes[index];
+                    visit.enter(node);
+                    let polled = PolledTask { node: node.node, site: task.metadata().site };
+                    let guard = polled.enter();
                     node.poll(task);
-                    let polled = polled.leave();
-                    pace.note(&polled);
+                    drop(guard);
+                    pace.note(self, polled);
                 }
                 Drawn::Main => {
                     visit.enter(main);
                     self.recorder.polls_main(main.node, site);
                     awake.is_woken.store(false, Ordering::SeqCst);
                     let mut context = Context::from_waker(&waker);
-                    let polled = PolledIn::new(self, main.node, site).enter();
+                    let polled = PolledTask { node: main.node, site };
+                    let guard = polled.enter();
                     if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
                         return value;
                     }
-                    let polled = polled.leave();
-                    pace.note(&polled);
+                    drop(guard);
+                    pace.note(self, polled);
                 }
                 Drawn::Nothing => {
                     pace.rest();
                     let has_ready =
-                        || awake.is_woken.load(Ordering::SeqCst) || self.ready().count > 0;
+                        || awake.is_woken.load(Ordering::SeqCst) || self.ready_count() > 0;
                     if let Err(deadlock) = run.host.advance(has_ready) {
                         drop(run);
                         self.report(&deadlock.to_string(), &waker, site);
                     }
-                    let is_late = self.recorder.is_too_late(run.host.now());
+                    let is_late = end.is_some_and(|end| run.host.now() > end);
                     assert!(!is_late, "without some of its faults, the run takes much longer");
                 }
             }
@@ -339,9 +375,63 @@ impl SimulatedWorld {
         }
     }
 
-    /// Returns the tasks that can be polled.
-    pub(super) fn ready(&self) -> RealGuard<'_, ReadyTasks> {
-        lock_real(&self.ready)
+    /// Calls `use_them` with the ready tasks. Returns `None` if another thread runs the world.
+    #[inline]
+    fn with_own_ready<T>(&self, use_them: impl FnOnce(&mut ReadyTasks) -> T) -> Option<T> {
+        let call = |runs: &RefCell<Option<RunningWorld>>| {
+            let mut runs = runs.borrow_mut();
+            let running = runs.as_mut().filter(|it| std::ptr::eq(&*it.world, self))?;
+            Some(use_them(&mut running.ready))
+        };
+        RUNS.try_with(call).ok().flatten()
+    }
+
+    /// Calls `use_them` with the ready tasks: those of the run if the calling thread runs the world.
+    fn with_ready<T>(&self, use_them: impl FnOnce(&mut ReadyTasks) -> T) -> T {
+        let mut use_them = Some(use_them);
+        let mut call =
+            |ready: &mut ReadyTasks| (use_them.take().expect("invariant: called once"))(ready);
+        self.with_own_ready(&mut call).unwrap_or_else(|| call(&mut lock_real(&self.ready)))
+    }
+
+    /// Queues a task that became ready.
+    pub(super) fn push(&self, node: NodeId, task: Runnable) {
+        let mut task = Some(task);
+        let push = |ready: &mut ReadyTasks| {
+            task.take().into_iter().for_each(|task| ready.push(node.index(), task));
+        };
+        if self.with_own_ready(push).is_some() {
+            return;
+        }
+        let Some(task) = task else { return };
+        if self.is_elsewhere() {
+            tracing::error!(
+                site = %task.metadata().site,
+                "a thread outside of the simulation woke a task: the run is not a function of its seed"
+            );
+        }
+        lock_real(&self.ready).push(node.index(), task);
+        self.has_foreign.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes a ready task of a node.
+    pub(super) fn pop(&self, node: NodeId) -> Option<Runnable> {
+        self.with_ready(|ready| ready.pop(node)).or_else(|| lock_real(&self.ready).pop(node))
+    }
+
+    /// Returns how many tasks can be polled by the calling thread, which runs the world.
+    fn ready_count(&self) -> usize {
+        if self.has_foreign.load(Ordering::Relaxed) {
+            self.take_foreign();
+        }
+        self.with_own_ready(|ready| ready.count).unwrap_or(0)
+    }
+
+    #[cold]
+    fn take_foreign(&self) {
+        self.has_foreign.store(false, Ordering::SeqCst);
+        let foreign = std::mem::take(&mut *lock_real(&self.ready));
+        let _ = self.with_own_ready(|ready| ready.append(foreign));
     }
 
     fn report(&self, what: &str, main: &Waker, site: &Location<'_>) -> ! {
@@ -383,43 +473,70 @@ impl Drop for ForgetNodes<'_> {
     }
 }
 
+/// What is called between two polls.
+pub(crate) struct Between<'a> {
+    pub(crate) call: &'a mut dyn FnMut(&mut SimulatedHost),
+    /// Not only if there are faults or a failure.
+    pub(crate) is_always: bool,
+}
+
 /// The node whose runtime is current.
 struct Visit {
     entered: EnteredContext,
-    current: Arc<SimulatedShared>,
-    /// The runtimes that were entered, by the index of their node.
-    known: Vec<Option<(Arc<SimulatedShared>, EnteredOnce)>>,
+    /// The index of the node.
+    current: usize,
+    /// The runtimes that were entered, by the index of their node; the second of the current one is in use.
+    known: Vec<Option<(Arc<SimulatedShared>, Option<EnteredOnce>)>>,
 }
 
 impl Visit {
     fn new(home: &Arc<SimulatedShared>) -> Self {
-        Self { entered: home.entered(), current: Arc::clone(home), known: Vec::new() }
+        let index = home.node.index();
+        let mut known: Vec<_> = (0..index).map(|_| None).collect();
+        known.push(Some((Arc::clone(home), None)));
+        Self { entered: home.entered(), current: index, known }
     }
 
+    #[inline]
     fn enter(&mut self, node: &Arc<SimulatedShared>) {
-        if Arc::ptr_eq(&self.current, node) {
-            return;
+        // A restarted node has another one.
+        let is_it = |known: &Option<(Arc<_>, _)>| {
+            known.as_ref().is_some_and(|(known, _)| Arc::ptr_eq(known, node))
+        };
+        if self.current != node.node.index() || !self.known.get(self.current).is_some_and(is_it) {
+            self.switch(node);
         }
+    }
+
+    fn switch(&mut self, node: &Arc<SimulatedShared>) {
         let index = node.node.index();
         if self.known.len() <= index {
             self.known.resize_with(index + 1, || None);
         }
         let known = &mut self.known[index];
-        // A restarted node has another one.
         if known.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, node)) {
             let once = EnteredOnce::of(&node.entered(), &node.server);
-            *known = Some((Arc::clone(node), once));
+            *known = Some((Arc::clone(node), Some(once)));
         }
-        if let Some((_, once)) = known {
-            self.entered.switch(once);
+        if let Some((_, once)) = known
+            && let Some(once) = once.take()
+        {
+            let left = self.entered.switch(once);
+            // What was current is not kept if it is the predecessor of this one.
+            if self.current != index
+                && let Some((_, once)) = &mut self.known[self.current]
+            {
+                *once = Some(left);
+            }
         }
-        self.current = Arc::clone(node);
+        self.current = index;
     }
 }
 
 /// The next to run.
 enum Drawn {
-    Task(Arc<SimulatedShared>, Runnable),
+    /// A task of the node with this index.
+    Task(usize, Runnable),
     /// The future of `block_on`.
     Main,
     Nothing,
@@ -431,6 +548,8 @@ struct WorldRun<'a> {
     /// The node of the future of `block_on`.
     main: NodeId,
     host: RealGuard<'a, SimulatedHost>,
+    /// Those of the world.
+    nodes: Vec<Arc<SimulatedShared>>,
 }
 
 impl<'a> WorldRun<'a> {
@@ -443,33 +562,43 @@ impl<'a> WorldRun<'a> {
                 unreachable!("one thread, which `Handle::block_on` has asked")
             }
         };
-        RUNS.with(|runs| *runs.borrow_mut() = Some(Arc::clone(world)));
-        Self { world, main, host }
+        let ready = std::mem::take(&mut *lock_real(&world.ready));
+        let running = RunningWorld { world: Arc::clone(world), ready };
+        RUNS.with(|runs| *runs.borrow_mut() = Some(running));
+        Self { world, main, host, nodes: lock_real(&world.nodes).clone() }
+    }
+
+    /// Calls what is to be called between two polls. A restart replaces a node.
+    #[inline]
+    fn call(&mut self, between: &mut Between<'_>) {
+        let has_news = self.world.has_news();
+        if has_news || between.is_always {
+            (between.call)(&mut self.host);
+        }
+        if has_news {
+            self.nodes.clone_from(&lock_real(&self.world.nodes));
+        }
     }
 
     fn draw(&mut self, is_main_woken: bool) -> Drawn {
         // With nothing ready, `advance` looks at all nodes.
-        if self.world.ready().count + usize::from(is_main_woken) == 0 {
+        if self.world.ready_count() + usize::from(is_main_woken) == 0 {
             return Drawn::Nothing;
         }
         if self.host.random().bool() {
             let host = &mut *self.host;
             contained("a look", || host.detect());
         }
-        let mut ready = self.world.ready();
-        let count = ready.count + usize::from(is_main_woken);
-        let index = self.host.draw_below(count);
-        let taken = ready.take(index);
-        drop(ready);
-        let drawn = match taken {
-            Some((at, task)) => {
-                Drawn::Task(self.world.with_nodes(|nodes| Arc::clone(&nodes[at])), task)
-            }
-            None => Drawn::Main,
-        };
-        let node = if let Drawn::Task(node, _) = &drawn { node.node } else { self.main };
+        let host = &mut *self.host;
+        let drawn = self.world.with_own_ready(|ready| {
+            let count = ready.count + usize::from(is_main_woken);
+            let index = if count == 1 { 0 } else { host.draw_below(count) };
+            (ready.take(index), index, count)
+        });
+        let (taken, index, count) = drawn.expect("invariant: this thread runs the world");
+        let node = taken.as_ref().map_or(self.main, |(at, _)| self.nodes[*at].node);
         self.host.note_run_of(node, index as u64, count as u64);
-        drawn
+        taken.map_or(Drawn::Main, |(at, task)| Drawn::Task(at, task))
     }
 }
 
@@ -478,7 +607,11 @@ impl Drop for WorldRun<'_> {
         self.world.trace.store(self.host.trace_hash(), RELAXED);
         // Outside the borrow: it may be the last reference.
         let left = RUNS.try_with(|runs| runs.borrow_mut().take());
-        drop(left);
+        if let Ok(Some(RunningWorld { world, mut ready })) = left {
+            let mut shared = lock_real(&world.ready);
+            ready.append(std::mem::take(&mut *shared));
+            *shared = ready;
+        }
         if thread::panicking() && !self.world.recorder.is_quiet() {
             let (seed, now) = (self.world.seed, self.host.now());
             eprintln!("a simulation with seed {seed} failed at {now:?}");
