@@ -5,6 +5,8 @@
 //! cargo build --profile measure --features cli-forward --bin vigie-forward
 //! cargo run --profile measure -p vigie-forward --features tls --example relay_tls -- target/measure/vigie-forward
 //! ```
+//! A second argument chooses the relays, as in `vigie,haproxy`.
+//!
 //! The relay has core 1, this program (source and clients) core 0, both by `taskset`. The client decrypts all that the relay encrypts, so the
 //! relay may not be the slowest of the two: therefore the relay's processor time stands beside the rates. Peers that are not
 //! installed are left out, which is said.
@@ -45,9 +47,9 @@ fn main() -> io::Result<()> {
     // This program itself, and the threads that it will have.
     let own = std::process::id().to_string();
     Command::new("taskset").args(["-acp", "0", &own]).stdout(Stdio::null()).status()?;
-    let peers = ["vigie", "haproxy", "nginx"];
+    let peers = env::args().nth(2).unwrap_or_else(|| "vigie,haproxy,nginx".to_owned());
     let mut relays = Vec::new();
-    for peer in peers {
+    for peer in peers.split(',') {
         match start(peer, &program, &folder, source) {
             Ok(relay) => relays.push((peer, relay)),
             Err(error) => eprintln!("SKIPPED: {peer}: {error}"),
@@ -138,7 +140,7 @@ fn start(peer: &str, program: &str, folder: &Path, source: SocketAddr) -> io::Re
     match peer {
         "haproxy" => {
             let text = format!(
-                "global\n  nbthread 1\n  maxconn 1000\n  tune.ssl.default-dh-param 2048\n\
+                "global\n  nbthread 1\n  maxconn 1000\n  tune.bufsize 65536\n\
                  defaults\n  mode tcp\n  timeout connect 9s\n  timeout client 1m\n  timeout server 1m\n\
                  frontend f\n  bind {address} ssl crt {pem} ssl-min-ver TLSv1.3\n  default_backend b\n\
                  backend b\n  server s {source}\n"

@@ -8,6 +8,24 @@ use std::{
 
 use super::proxy::AddressRange;
 
+/// The setters of a builder's [`AccessList`]; the documentation of `allow` says what becomes of other clients.
+macro_rules! access_setters {
+    ($(#[$allow:meta])*) => {
+        $(#[$allow])*
+        pub fn allow(mut self, network: impl Into<AddressRange>) -> Self {
+            self.access.allowed.push(network.into());
+            self
+        }
+
+        /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
+        pub fn deny(mut self, network: impl Into<AddressRange>) -> Self {
+            self.access.denied.push(network.into());
+            self
+        }
+    };
+}
+pub(super) use access_setters;
+
 /// The networks whose clients are served.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AccessList {

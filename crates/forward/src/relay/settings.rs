@@ -6,7 +6,7 @@ use thiserror::Error;
 use vigie_detect::Server;
 
 use super::{
-    access::AccessList,
+    access::{AccessList, access_setters},
     balance::Balance,
     buffers::{FLOOR_BYTES, budget_for},
     check::HealthCheckConfig,
@@ -145,18 +145,10 @@ impl RelayBuilder {
         self
     }
 
-    /// Serves clients in `network` alone, and in others that are added. Default: all. Others are reset, and counted as `denied`.
-    /// The client's address is that of the PROXY protocol header, if there is a trusted one. Clients of a Unix socket have none and
-    /// are served.
-    pub fn allow(mut self, network: impl Into<AddressRange>) -> Self {
-        self.access.allowed.push(network.into());
-        self
-    }
-
-    /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
-    pub fn deny(mut self, network: impl Into<AddressRange>) -> Self {
-        self.access.denied.push(network.into());
-        self
+    access_setters! {
+        /// Serves clients in `network` alone, and in others that are added. Default: all. Others are reset, and counted as `denied`.
+        /// The client's address is that of the PROXY protocol header, if there is a trusted one. Clients of a Unix socket have none and
+        /// are served.
     }
 
     /// Serves clients that speak TLS, and no others: the router says what happens to each. Clients have the set-up time-out for their

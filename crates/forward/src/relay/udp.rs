@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 use vigie_detect::{Instant, Server, net::UdpSocket};
 
 use super::{
-    access::{AccessList, SourcePermit, Sources},
+    access::{AccessList, SourcePermit, Sources, access_setters},
     balance::{Balance, Balancer},
     buffers::Buffers,
     counters::{Counter, counters},
@@ -71,17 +71,9 @@ impl UdpRelayBuilder {
         self
     }
 
-    /// Serves clients in `network` alone, and in others that are added. Default: all. Datagrams of others are dropped, and counted as
-    /// `denied`.
-    pub fn allow(mut self, network: impl Into<AddressRange>) -> Self {
-        self.access.allowed.push(network.into());
-        self
-    }
-
-    /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
-    pub fn deny(mut self, network: impl Into<AddressRange>) -> Self {
-        self.access.denied.push(network.into());
-        self
+    access_setters! {
+        /// Serves clients in `network` alone, and in others that are added. Default: all. Datagrams of others are dropped, and counted as
+        /// `denied`.
     }
 
     vigie_detect::setters! {

@@ -135,7 +135,12 @@ impl TlsMachine {
             let budgeted = (self.size == 2).then(|| self.buffers.take(wanted)).flatten();
             match budgeted {
                 Some(buffer) => self.incoming.move_to(buffer),
-                None => self.incoming.reserve(1, wanted.min(TLS_RECORD_BYTES), &self.buffers),
+                None => {
+                    // A full one holds a part of a handshake's message, which rustls bounds to 64 KiB.
+                    let is_full = self.incoming.len() >= TLS_RECORD_BYTES;
+                    let needed = if is_full { TLS_RECORD_BYTES } else { 1 };
+                    self.incoming.reserve(needed, wanted.min(TLS_RECORD_BYTES), &self.buffers);
+                }
             }
         }
         self.incoming.room()
