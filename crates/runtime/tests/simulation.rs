@@ -86,6 +86,32 @@ fn nodes_are_linked() {
     });
 }
 
+/// Goal: a packet takes its link's time from the moment at which it is sent, also where polls let time pass. Method: a datagram and its
+/// answer after so many yields that some take a microsecond.
+#[test]
+fn packets_leave_when_they_are_sent() {
+    let mut world = World::new(2);
+    world.default_link(Link::new().delay(millis(10)).jitter(Duration::ZERO));
+    let _far = world.node("far").run(|| async {
+        let socket = UdpSocket::bind("0.0.0.0:53").await?;
+        let mut room = [0; 8];
+        let (count, from) = socket.recv_from(&mut room).await?;
+        socket.send_to(&room[..count], from).await.map(drop)
+    });
+    world.block_on(async {
+        let socket = UdpSocket::bind("0.0.0.0:0").await.expect("a port");
+        time::sleep(millis(1)).await;
+        for _ in 0..15_000 {
+            vigie_runtime::task::yield_now().await;
+        }
+        let sent = time::Instant::now();
+        socket.send_to(b"when", "10.0.0.2:53").await.expect("there is room");
+        socket.recv_from(&mut [0; 8]).await.expect("an answer");
+        let took = sent.elapsed();
+        assert!((millis(20)..millis(21)).contains(&took), "{took:?}");
+    });
+}
+
 /// Goal: a world is a function of its seed. Method: six nodes that call each other over a bad link while one crashes and
 /// restarts; each of 24 seeds twice, with equal traces and counts; nearly all seeds differ.
 #[test]

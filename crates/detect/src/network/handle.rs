@@ -235,15 +235,18 @@ impl SimulatedNetwork {
         done
     }
 
+    /// Returns whether something may have to happen or to be announced up to `now`: one load, for the thread that runs the world.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.attention.load(Ordering::Relaxed) <= now.as_nanos()
+    }
+
     /// Carries out what happens up to `now`, and hands the announced readiness to `route`.
     pub(crate) fn advance(
         &self,
         now: Instant,
         route: impl FnMut(NodeId, HandleAddress, PollerEvent),
     ) {
-        if self.attention.load(Ordering::Relaxed) > now.as_nanos() {
-            return;
-        }
         let mut state = self.state();
         while let Some(act) = state.advance(now) {
             drop(state);
