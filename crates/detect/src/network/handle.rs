@@ -219,7 +219,7 @@ impl SimulatedNetwork {
             let progress = state.advance_until(until, steps_max - done.steps);
             (done.last, done.steps) = (progress.last.or(done.last), done.steps + progress.steps);
             if let Some(act) = progress.act {
-                // Whom it notifies has something to see now.
+                // A host that it notifies has something to see now.
                 done.is_over = false;
                 drop(state);
                 act();
