@@ -31,7 +31,7 @@ use rustix::{
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadBuf};
 use vigie_detect::{
-    Adaptive, AsyncFd, Flavor, HostThread, Interest, Reactivity, Server, WaitError,
+    Adaptive, AsyncFd, Flavor, HostThread, Interest, Reactivity, Server, Simulation, WaitError,
     detectors::readiness::{Direction, ReadinessRequest},
     net::{
         Stream, StreamSocket, TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener,
@@ -687,4 +687,24 @@ fn a_listener_out_of_descriptors_goes_on() {
             hoard.push(rustix::io::fcntl_dupfd_cloexec(&hoard[0], 0).expect("one is free"));
         }
     });
+}
+
+#[test]
+fn a_text_without_a_port_is_named() {
+    // Goal: the error of a text that is no address names the text and the form, with the kernel's sockets and in a simulation.
+    // Method: what users forget, to the calls that take addresses; nothing is looked up.
+    async fn each_is_named() {
+        for text in ["127.0.0.1", "::1", "[::1]", "localhost", "localhost:", "localhost:65536"] {
+            let connected = TcpStream::connect(text).await.map(drop);
+            for result in [connected, TcpListener::bind(text).await.map(drop)] {
+                let error = result.expect_err(text);
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
+                let message = error.to_string();
+                assert!(message.contains(&format!("{text:?}")), "{message}");
+                assert!(message.contains("host:port"), "{message}");
+            }
+        }
+    }
+    run(|_| each_is_named());
+    Simulation::new(1).block_on(each_is_named()).expect("it ends");
 }
