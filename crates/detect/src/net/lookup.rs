@@ -209,8 +209,9 @@ pub(super) async fn resolve(
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`], with the text, if it has no port.
 fn host_and_port(text: &str) -> io::Result<(Box<str>, u16)> {
-    // The last group of a bare IPv6 address is no port.
-    let parts = text.rsplit_once(':').filter(|_| text.parse::<IpAddr>().is_err());
+    // The last group of an IPv6 address is no port, but for std: "::1:80" may be read as "[::1]:80".
+    let is_ip = |text: &str| text.parse::<IpAddr>().is_ok();
+    let parts = text.rsplit_once(':').filter(|(host, _)| !is_ip(text) || is_ip(host));
     let parsed = parts.and_then(|(host, port)| Some((host.into(), port.parse().ok()?)));
     parsed.ok_or_else(|| {
         let text = format!(
