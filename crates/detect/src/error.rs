@@ -65,8 +65,12 @@ impl fmt::Display for RegisterError {
                 "the detector offers the method SIGNAL: `signal()` must return a signal",
             ),
             Self::ForbiddenSignal { signal } => write!(f, "signal {signal} cannot announce events"),
-            Self::Signal(_) => f.write_str("the handler of the signal could not be installed"),
-            Self::Attach(_) => f.write_str("the detector could not be attached to its driver"),
+            Self::Signal(error) => {
+                write!(f, "the handler of the signal could not be installed: {error}")
+            }
+            Self::Attach(error) => {
+                write!(f, "the detector could not be attached to its driver: {error}")
+            }
             Self::Panicked { message } => {
                 write!(f, "the detector could not be registered: {message}")
             }
@@ -115,7 +119,7 @@ impl fmt::Display for WaitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ServerClosed => f.write_str("the detection server has been shut down"),
-            Self::Failed(_) => f.write_str("the detector failed the request"),
+            Self::Failed(error) => write!(f, "the detector failed the request: {error}"),
             Self::Panicked { callback, message } => {
                 write!(f, "the detector panicked in `{callback}`: {message}")
             }

@@ -295,7 +295,7 @@ impl BiasedLock {
     /// Returns a lock that is not biased.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
-        Self(engine::BiasedLock::new(AtomicU64::new(0)))
+        Self(engine::BiasedLock::new("counter", AtomicU64::new(0)))
     }
 
     /// Adds one, in two unordered steps: without mutual exclusion an addition is lost, and so is one that
@@ -357,7 +357,7 @@ impl Named {
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
         let counter = Counter { count: AtomicU64::new(0), served: Vec::new() };
-        Self(Arc::new(engine::EngineShared::new(counter)))
+        Self(Arc::new(engine::EngineShared::new("counter", counter)))
     }
 
     /// A caller's side, like `EngineHost::post`: adds `count`, and serves the waiters if they `are_served`.

@@ -20,6 +20,8 @@ use vigie_detect::{
 
 #[path = "engine/faults.rs"]
 mod faults;
+#[path = "engine/given_up.rs"]
+mod given_up;
 #[path = "engine/names.rs"]
 mod names;
 #[path = "engine/taken_in.rs"]

@@ -10,7 +10,7 @@ use std::{
     future::{Future, poll_fn},
     io::{self, ErrorKind, IoSlice, Read, Write},
     mem::MaybeUninit,
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     os::{
         fd::AsFd,
         unix::{fs::PermissionsExt, net},
@@ -31,11 +31,11 @@ use rustix::{
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadBuf};
 use vigie_detect::{
-    Adaptive, AsyncFd, Flavor, HostThread, Interest, Reactivity, Server, WaitError,
+    Adaptive, AsyncFd, Flavor, HostThread, Interest, Reactivity, Server, Simulation, WaitError,
     detectors::readiness::{Direction, ReadinessRequest},
     net::{
         Stream, StreamSocket, TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener,
-        UnixStream,
+        UnixStream, lookup_host,
     },
 };
 
@@ -687,4 +687,29 @@ fn a_listener_out_of_descriptors_goes_on() {
             hoard.push(rustix::io::fcntl_dupfd_cloexec(&hoard[0], 0).expect("one is free"));
         }
     });
+}
+
+#[test]
+fn a_text_without_a_port_is_named() {
+    // Goal: the error of a text that is no address names the text and the form, with the kernel's sockets and in a simulation.
+    // Method: what users forget, to the calls that take addresses; nothing is looked up. An IPv6 address without brackets and with a
+    // port is read as std does.
+    async fn each_is_named() {
+        for text in ["127.0.0.1", "::1", "[::1]", "localhost", "localhost:", "localhost:65536"] {
+            let connected = TcpStream::connect(text).await.map(drop);
+            for result in [connected, TcpListener::bind(text).await.map(drop)] {
+                let error = result.expect_err(text);
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
+                let message = error.to_string();
+                assert!(message.contains(&format!("{text:?}")), "{message}");
+                assert!(message.contains("host:port"), "{message}");
+            }
+        }
+    }
+    run(|_| async {
+        each_is_named().await;
+        let found = lookup_host("::1:80").await.expect("it is a number");
+        assert_eq!(found.collect::<Vec<_>>(), [SocketAddr::from((Ipv6Addr::LOCALHOST, 80))]);
+    });
+    Simulation::new(1).block_on(each_is_named()).expect("it ends");
 }

@@ -142,7 +142,9 @@ impl fmt::Display for BuildError {
                     "`{option}` has no meaning on the simulated flavor: it needs real threads and sockets"
                 )
             }
-            Self::Tokio(_) => f.write_str("the tokio runtime beside could not be started"),
+            Self::Tokio(error) => {
+                write!(f, "the tokio runtime beside could not be started: {error}")
+            }
             Self::Thread(error) => write!(
                 f,
                 "a worker's thread could not be created{}",

@@ -1,7 +1,8 @@
 //! A runtime: from `build` to the end of its last thread.
 
 use std::{
-    error::Error, fmt, future::Future, mem, panic::Location, path::Path, process, time::Duration,
+    collections::BTreeMap, error::Error, fmt, future::Future, mem, panic::Location, path::Path,
+    process, time::Duration,
 };
 
 use vigie_detect::{Instant, Server, clock::monotonic_now};
@@ -145,19 +146,31 @@ pub struct ShutdownTimeout {
 impl fmt::Display for ShutdownTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { threads, tasks } = self;
-        write!(f, "the shutdown timed out with {} threads still running{}", threads, Sites(tasks))
+        let plural = if *threads == 1 { "" } else { "s" };
+        write!(
+            f,
+            "the shutdown timed out with {threads} thread{plural} still running{}",
+            Sites(tasks)
+        )
     }
 }
 
 impl Error for ShutdownTimeout {}
 
-/// Displays where tasks were spawned, for an error.
+/// Displays where tasks were spawned, each place once, for an error.
 struct Sites<'a>(&'a [&'static Location<'static>]);
 
 impl fmt::Display for Sites<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, site) in self.0.iter().enumerate() {
+        let mut counts = BTreeMap::<_, usize>::new();
+        for site in self.0 {
+            *counts.entry(site).or_default() += 1;
+        }
+        for (index, (site, count)) in counts.into_iter().enumerate() {
             write!(f, "{}{site}", if index == 0 { "; tasks spawned at " } else { ", " })?;
+            if count > 1 {
+                write!(f, " ({count} tasks)")?;
+            }
         }
         Ok(())
     }
@@ -326,5 +339,22 @@ impl Drop for Runtime {
 impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Runtime").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the error of a shutdown names each place once, with the number of its tasks. Method: one task, and three from two places.
+    #[test]
+    fn equal_places_are_named_once() {
+        let (here, there) = (Location::caller(), Location::caller());
+        let one = ShutdownTimeout { threads: 1, tasks: vec![here] };
+        let text = "the shutdown timed out with 1 thread still running; tasks spawned at";
+        assert_eq!(one.to_string(), format!("{text} {here}"));
+        let three = ShutdownTimeout { threads: 3, tasks: vec![there, here, there] };
+        let text = "the shutdown timed out with 3 threads still running; tasks spawned at";
+        assert_eq!(three.to_string(), format!("{text} {here}, {there} (2 tasks)"));
     }
 }

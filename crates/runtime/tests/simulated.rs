@@ -98,6 +98,25 @@ fn time_jumps_to_deadlines() {
     });
 }
 
+/// Goal: tasks that wake themselves until some time has passed come to their end: after 10 000 polls at one instant, each further one
+/// takes a microsecond; and a pause begins the count anew. Method: a task that yields until a millisecond has passed, twice.
+#[test]
+fn polls_without_a_pause_take_time() {
+    simulation(1).block_on(async {
+        for _ in 0..2 {
+            let (begin, mut yields) = (time::Instant::now(), 0_u64);
+            while begin.elapsed() < Duration::from_millis(1) {
+                yield_now().await;
+                yields += 1;
+            }
+            assert_eq!(begin.elapsed(), Duration::from_millis(1));
+            // Up to two polls differ, by how the first and the last one are counted.
+            assert!(yields.abs_diff(11_000) <= 2, "{yields}");
+            time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+}
+
 /// Goal: a deadlock panics with the seed and the tasks that wait. Method: a task and a future that wait for each other; the
 /// message of the panic.
 #[test]

@@ -164,6 +164,37 @@ fn a_task_that_waits_in_the_kernel_is_named() {
     assert!(what.contains(&format!("simulation_escapes.rs:{line}")), "{what}");
 }
 
+/// Goal: a poll that ends by a panic is not judged: what prints the panic reads files and takes locks. Method: tasks that wait in the
+/// kernel for a plain thread and then panic.
+#[test]
+fn a_task_that_panics_is_not_named() {
+    let (ask, asked) = mpsc::channel::<mpsc::Sender<()>>();
+    let late = thread::spawn(move || {
+        for answer in asked {
+            thread::sleep(Duration::from_millis(10));
+            answer.send(()).expect("it waits");
+        }
+    });
+    let mut world = World::new(1);
+    world.record(100);
+    world.block_on(async {
+        for _ in 0..5 {
+            let ask = ask.clone();
+            let task = spawn(async move {
+                let (answer, answered) = mpsc::channel();
+                ask.send(answer).expect("it is there");
+                answered.recv().expect("it is there");
+                panic!("after a wait");
+            });
+            assert!(task.await.expect_err("it panics").is_panic());
+        }
+    });
+    drop(ask);
+    late.join().expect("it ends");
+    let is_escape = |kind: &TraceEventKind| matches!(kind, TraceEventKind::Escaped { .. });
+    assert!(!world.events().iter().any(|event| is_escape(&event.kind)));
+}
+
 /// Goal: tasks that only wake themselves and each other are a livelock, which names them and says what the others wait for; time that
 /// passes is none. Method: a task that yields for ever, beside one that waits and one that sleeps at times; a task that yields as
 /// often with pauses.

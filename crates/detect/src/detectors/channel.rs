@@ -43,10 +43,16 @@ impl Drop for NotifyOnDrop {
     }
 }
 
-/// Creates a channel for at most `capacity` values not yet received, at least 1.
+/// The largest capacity of a channel, 2^24.
+const CAPACITY_MAX: usize = 1 << 24;
+
+/// Creates a channel for at most `capacity` values not yet received, 1 to 2^24. The memory for all of them is allocated at once.
 ///
 /// # Errors
 /// Same as [`Server::register`].
+///
+/// # Panics
+/// If `capacity` is 0 or above 2^24.
 ///
 /// # Examples
 /// ```
@@ -58,11 +64,16 @@ impl Drop for NotifyOnDrop {
 /// assert_eq!(received, Some(42));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[track_caller]
 pub fn channel<T: Send + 'static>(
     server: &Server,
     capacity: usize,
 ) -> Result<(Sender<T>, Handle<Receiver<T>>), RegisterError> {
-    let (sender, queue) = mpsc::sync_channel(capacity.max(1));
+    assert!(
+        (1..=CAPACITY_MAX).contains(&capacity),
+        "the capacity of a channel is {capacity}: it must be from 1 to {CAPACITY_MAX}"
+    );
+    let (sender, queue) = mpsc::sync_channel(capacity);
     let receiver = Receiver { queue, held: VecDeque::new(), notifier: None };
     let handle = server.register(receiver, Registration::named("channel"))?;
     let notifier = handle.with_detector(|receiver| receiver.notifier.clone()).flatten();
@@ -199,6 +210,32 @@ impl<T: Send + 'static> Detector for Receiver<T> {
                     return;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+    use crate::detector::Flavor;
+
+    /// Goal: a capacity out of range is refused with the number and the range. Method: both bounds, and what is beyond them.
+    #[test]
+    fn capacities_have_bounds() {
+        let made = |capacity| {
+            catch_unwind(|| {
+                let server = Server::new(Flavor::UserLevel).expect("the kernel gives a server");
+                channel::<()>(&server, capacity).map(drop)
+            })
+        };
+        for capacity in [1, CAPACITY_MAX] {
+            assert!(matches!(made(capacity), Ok(Ok(()))), "{capacity}");
+        }
+        for capacity in [0, CAPACITY_MAX + 1, usize::MAX] {
+            let message = *made(capacity).expect_err("refused").downcast::<String>().expect("text");
+            assert!(message.contains(&format!("{capacity}: it must be from 1 to 16777216")));
         }
     }
 }

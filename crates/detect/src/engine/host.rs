@@ -86,7 +86,7 @@ impl<E: Engine> EngineHost<E> {
         engine: E,
         registration: Registration,
     ) -> Result<Self, RegisterError> {
-        let shared = Arc::new(EngineShared::new(engine));
+        let shared = Arc::new(EngineShared::new(registration.name, engine));
         let watch = EngineDetector::new(Arc::clone(&shared));
         let handle = server.register(watch, registration)?;
         Ok(Self { shared, handle, background: Arc::default() })
@@ -96,7 +96,7 @@ impl<E: Engine> EngineHost<E> {
     /// if there are waits for a request: for calls that may produce what those want.
     ///
     /// # Panics
-    /// If `f` uses this host again.
+    /// If `f` uses this host again: it has the engine itself.
     #[inline]
     pub fn with<T>(&self, f: impl FnOnce(&mut E) -> T) -> T {
         self.shared.with(f)
@@ -107,7 +107,7 @@ impl<E: Engine> EngineHost<E> {
     /// more precise: see [`Engine::has_unannounced_work`] and [`Engine::has_new_events`].
     ///
     /// # Panics
-    /// If `f` uses this host again.
+    /// If `f` uses this host again: it has the engine itself.
     #[inline]
     pub fn post<T>(&self, f: impl FnOnce(&mut E) -> T) -> T {
         self.shared.post(f)

@@ -58,6 +58,8 @@ pub(crate) struct BiasedLock<T> {
     mutex: Mutex<Streak>,
     /// The thread that holds the mutex; zero if none. Written with the mutex held.
     holder: AtomicU64,
+    /// The registered name of the engine, for the panic of lock-2.
+    name: &'static str,
     value: UnsafeCell<T>,
 }
 
@@ -138,7 +140,7 @@ const fn has_fence() -> bool {
 impl<T> BiasedLock<T> {
     /// Returns a lock that is not biased yet.
     #[must_use]
-    pub(crate) fn new(value: T) -> Self {
+    pub(crate) fn new(name: &'static str, value: T) -> Self {
         // The first question takes the kernel milliseconds: a task of a simulation would seem to wait for something there.
         let is_simulated = Server::current().is_ok_and(|server| server.is_virtual());
         let may_lean = !is_simulated && has_fence();
@@ -148,6 +150,7 @@ impl<T> BiasedLock<T> {
             is_revoked: AtomicBool::new(true),
             mutex: Mutex::new(Streak { thread: NOBODY, length: 0, may_lean }),
             holder: AtomicU64::new(NOBODY),
+            name,
             value: UnsafeCell::new(value),
         }
     }
@@ -159,7 +162,9 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub(crate) fn lock(&self) -> BiasedLockGuard<'_, T> {
         if self.owner.load(Ordering::Relaxed) == thread_number() {
-            assert!(!self.is_inside.load(Ordering::Relaxed), "{RE_ENTERED}");
+            if self.is_inside.load(Ordering::Relaxed) {
+                self.panic_re_entered();
+            }
             self.is_inside.store(true, Ordering::Relaxed);
             // The processor is fenced by the revoking thread (lock-1).
             light_fence();
@@ -181,7 +186,9 @@ impl<T> BiasedLock<T> {
     fn lock_mutex(&self) -> BiasedLockGuard<'_, T> {
         let number = thread_number();
         // Either this thread itself wrote it last, or another one did.
-        assert!(self.holder.load(Ordering::Relaxed) != number, "{RE_ENTERED}");
+        if self.holder.load(Ordering::Relaxed) == number {
+            self.panic_re_entered();
+        }
         let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         self.holder.store(number, Ordering::Relaxed);
         if !self.is_revoked.load(Ordering::Relaxed) {
@@ -204,6 +211,17 @@ impl<T> BiasedLock<T> {
         BiasedLockGuard { lock: self, mutex: Some(streak), leans, value: PhantomData }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn panic_re_entered(&self) -> ! {
+        panic!(
+            "`{}` is used again by the thread that is inside it: a closure that was called with this engine, endpoint or NIC, and the \
+             engine's own callbacks, must not use the `EngineHost` or its clones, which are locked meanwhile. Use the `&mut` reference \
+             that they were given, or do it after they have returned",
+            self.name
+        )
+    }
+
     /// Ends the bias, with the mutex held.
     fn revoke(&self) {
         self.is_revoked.store(true, Ordering::SeqCst);
@@ -215,9 +233,6 @@ impl<T> BiasedLock<T> {
         }
     }
 }
-
-const RE_ENTERED: &str = "a sink or a closure that was called with a NIC or an engine must not use it \
-                          again: it is locked";
 
 #[cfg(loom)]
 impl<T> BiasedLockGuard<'_, T> {
@@ -365,7 +380,7 @@ mod tests {
     }
 
     fn biased() -> BiasedLock<u64> {
-        let lock = BiasedLock::new(0);
+        let lock = BiasedLock::new("counter", 0);
         for _ in 0..=STREAK {
             *lock.lock() += 1;
         }
@@ -445,12 +460,12 @@ mod tests {
                 drop(lock.lock());
             }));
             let text = *entered.expect_err("it panics").downcast::<String>().expect("a message");
-            assert_eq!(text, RE_ENTERED);
+            assert!(text.starts_with("`counter` is used again"), "{text}");
             *lock.lock() += 1;
         };
-        panics(&BiasedLock::new(0), false);
+        panics(&BiasedLock::new("counter", 0), false);
         panics(&biased(), true);
-        let begins = BiasedLock::new(0);
+        let begins = BiasedLock::new("counter", 0);
         (0..STREAK).for_each(|_| *begins.lock() += 1);
         panics(&begins, false);
         let revoked = Arc::new(biased());

@@ -46,7 +46,7 @@ pub(crate) struct EngineShared<E> {
 }
 
 impl<E> EngineShared<E> {
-    pub(crate) fn new(engine: E) -> Self {
+    pub(crate) fn new(name: &'static str, engine: E) -> Self {
         let guarded = Guarded {
             engine,
             waiters: EngineWaiters::default(),
@@ -58,7 +58,7 @@ impl<E> EngineShared<E> {
             is_over: false,
         };
         Self {
-            guarded: BiasedLock::new(guarded),
+            guarded: BiasedLock::new(name, guarded),
             notifier: OnceLock::new(),
             made: ForkGeneration::current(),
         }

@@ -157,7 +157,7 @@ impl<T: Resolve + ?Sized> Resolve for &T {
 /// Cancel safe. A lookup that has begun ends on its thread, and its result is dropped.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] for a string without a port; the resolver's error for a name that it does not know;
+/// [`io::ErrorKind::InvalidInput`], with the text, for a string without a port or with one above 65535; the resolver's error for a name that it does not know;
 /// in virtual time, [`io::ErrorKind::NotFound`] for one that no node of the simulated network has; the host's, if it has no thread for the lookup or is shut down.
 ///
 /// # Examples
@@ -184,7 +184,8 @@ pub(super) async fn resolve(
 ) -> io::Result<Addresses> {
     let (name, port) = match host.target() {
         Target::Known(addresses) => return Ok(addresses),
-        Target::Name(name, port) => (name, port),
+        Target::Name(host, Some(port)) => (host, port),
+        Target::Name(text, None) => host_and_port(&text)?,
     };
     let current = Server::current().ok();
     if let Some(node) = server.or(current.as_ref()).and_then(Server::network_node) {
@@ -193,11 +194,7 @@ pub(super) async fn resolve(
     let lookup = Arc::new(Lookup::default());
     let filler = Fill(Arc::clone(&lookup));
     let job = move || {
-        let found = match port {
-            Some(port) => (&*name, port).to_socket_addrs(),
-            None => name.to_socket_addrs(),
-        };
-        filler.0.finish(found);
+        filler.0.finish((&*name, port).to_socket_addrs());
     };
     match server.or(current.as_ref()) {
         Some(server) => server.run_blocking(Box::new(job))?,
@@ -207,17 +204,25 @@ pub(super) async fn resolve(
     Ok(found.collect::<Vec<_>>().into())
 }
 
+/// Splits a text such as `"example.org:80"`.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`], with the text, if it has no port.
+fn host_and_port(text: &str) -> io::Result<(Box<str>, u16)> {
+    // The last group of an IPv6 address is no port, but for std: "::1:80" may be read as "[::1]:80".
+    let is_ip = |text: &str| text.parse::<IpAddr>().is_ok();
+    let parts = text.rsplit_once(':').filter(|(host, _)| !is_ip(text) || is_ip(host));
+    let parsed = parts.and_then(|(host, port)| Some((host.into(), port.parse().ok()?)));
+    parsed.ok_or_else(|| {
+        let text = format!(
+            "{text:?} is no socket address: it must be host:port, such as \"localhost:80\" or \"[::1]:80\""
+        );
+        io::Error::new(io::ErrorKind::InvalidInput, text)
+    })
+}
+
 /// Looks up the name of a node of the simulated network.
-fn simulated(network: &SimulatedNetwork, name: &str, port: Option<u16>) -> io::Result<Addresses> {
-    let (host, port) = match port {
-        Some(port) => (name, port),
-        None => {
-            let parts = name.rsplit_once(':');
-            let parsed = parts.and_then(|(host, port)| Some((host, port.parse().ok()?)));
-            let text = "a name needs a port: `name:80`";
-            parsed.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, text))?
-        }
-    };
+fn simulated(network: &SimulatedNetwork, host: &str, port: u16) -> io::Result<Addresses> {
     let ips = network.lookup(host);
     if ips.is_empty() {
         let text = format!("no node of the simulation is named {host}");

@@ -542,8 +542,9 @@ impl<D: Detector> HandleInner<D> {
         reported
     }
 
-    /// Ends every request and leaks the detector, after one of its callbacks panicked.
+    /// Ends every request and leaks the detector, after a callback panicked, or an error after which it cannot detect anything.
     fn give_up(&self, core: &mut HandleCore<D>, error: &WaitError, batch: &mut WakeList) -> usize {
+        tracing::error!(handle = self.name, %error, "a detector is given up");
         core.ended_by = Some(error.duplicate());
         core.signal_registration = None;
         if let Some(helper) = core.helper.take() {
@@ -589,15 +590,11 @@ impl<D: Detector> Registered for HandleInner<D> {
         if self.must_be_armed(core)
             && let Some(detector) = core.detector.as_mut()
         {
-            let armed = match caught("arm", || detector.arm()) {
-                Ok(Ok(armed)) => armed,
-                Ok(Err(error)) => {
-                    let ended = self.give_up(core, &WaitError::Failed(error), batch);
-                    self.finish_poll(guard);
-                    return BeforeSleep::Events(ended);
-                }
-                Err(panicked) => {
-                    let ended = self.give_up(core, &panicked, batch);
+            let armed = caught("arm", || detector.arm());
+            let armed = match armed.and_then(|armed| armed.map_err(WaitError::Failed)) {
+                Ok(armed) => armed,
+                Err(error) => {
+                    let ended = self.give_up(core, &error, batch);
                     self.finish_poll(guard);
                     return BeforeSleep::Events(ended);
                 }
@@ -880,6 +877,7 @@ fn spin_costs(policy: &dyn Policy, costs: &Costs) -> SpinCosts {
     caught("stakes", || policy.spin_costs(costs))
         .unwrap_or_else(|_| Adaptive::default().spin_costs(costs))
 }
+
 /// Returns why a handle takes no more requests.
 fn why_ended(ended_by: Option<&WaitError>) -> WaitError {
     ended_by.map_or(WaitError::ServerClosed, WaitError::duplicate)

@@ -406,3 +406,33 @@ impl fmt::Debug for NodeBuilder<'_> {
         f.debug_struct("NodeBuilder").field("name", name).field("ips", ips).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, future::pending};
+
+    use super::*;
+    use crate::{flavor::simulated::FaultPlan, time::sleep};
+
+    /// Goal: a node is up after its restart, whichever of the faults before it are left out. Method: it ends, ends again while it is
+    /// down, and is restarted; each choice of the two faults.
+    #[test]
+    fn a_restart_outlives_what_is_left_out() {
+        for end in [Node::crash, Node::kill] {
+            for kept in [&[][..], &[0], &[1], &[0, 1]] {
+                let mut world = World::new(1);
+                let kept = Some(kept.iter().copied().collect());
+                let plan = FaultPlan { kept, ..FaultPlan::default() };
+                world.simulated().recorder.set_plan(plan.clone());
+                let node = world.node("service").run(pending::<Infallible>);
+                world.block_on(async {
+                    for step in [end, end, Node::restart] {
+                        step(&node);
+                        sleep(Duration::from_millis(1)).await;
+                    }
+                    assert!(!node.is_down(), "{plan:?}");
+                });
+            }
+        }
+    }
+}

@@ -349,6 +349,10 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
 /// A process's place among the ranks of its program. Clones share the place.
 ///
 /// Any thread and any task may use it, also several at once.
+///
+/// # Death of the launcher
+/// If `vigie-run` is killed, the kernel kills the ranks that it has started at once. A rank behind a shell, or on another host, lives on:
+/// every wait of its world ends with [`WorldError::LauncherLost`].
 #[derive(Clone, Debug)]
 pub struct World {
     bootstrap: Arc<dyn Bootstrap>,

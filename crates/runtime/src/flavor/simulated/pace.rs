@@ -14,6 +14,7 @@ use super::world::{Failure, SimulatedWorld, running};
 use crate::{
     kernel_help::sleeps_in_kernel,
     sync::{Arc, RealMutex, lock_real, thread_local},
+    task_cell::poll::take_panic,
 };
 
 /// So many polls without a pause are a livelock.
@@ -57,6 +58,7 @@ impl PolledTask {
     pub(super) fn enter(self) -> PollGuard {
         POLLED.with(|polled| polled.set(Some(self)));
         READINGS.with(|readings| readings.set(0));
+        take_panic();
         PollGuard
     }
 
@@ -147,11 +149,15 @@ impl Pace {
     fn examine(&mut self, world: &SimulatedWorld, polled: PolledTask, took: Duration) {
         let sleeps = sleeps_in_kernel();
         // A page that is read from a disk is no wait of the task's.
-        if sleeps.0 > self.sleeps.0 && sleeps.1 == self.sleeps.1 {
-            let what = "slept or waited in the kernel: use the runtime's timers and sockets";
-            warn(world, polled, what, took);
-        } else if took >= VERY_LONG {
-            warn(world, polled, "computed for long", took);
+        let has_slept = sleeps.0 > self.sleeps.0 && sleeps.1 == self.sleeps.1;
+        // The message of a panic may have a backtrace, for which std reads files.
+        if !take_panic() {
+            if has_slept {
+                let what = "slept or waited in the kernel: use the runtime's timers and sockets";
+                warn(world, polled, what, took);
+            } else if took >= VERY_LONG {
+                warn(world, polled, "computed for long", took);
+            }
         }
         self.sleeps = sleeps;
         self.last = monotonic_now();

@@ -160,10 +160,11 @@ impl Recorder {
         is_admitted
     }
 
-    /// The same for a restart: that of a node that is down is no fault.
+    /// The same for a restart: that of a node that is down is no fault. It may be down although it was spared, by an end before that or
+    /// after it.
     pub(crate) fn admit_restart(&self, node: NodeId, is_down: bool) -> bool {
         let was_spared = lock_real(&self.faults).spared.remove(&node);
-        !was_spared && (is_down || self.admit(node, || "restart".to_owned()))
+        is_down || (!was_spared && self.admit(node, || "restart".to_owned()))
     }
 
     /// A task does something that the simulation does not see.

@@ -31,7 +31,7 @@ use crate::{
     task_cell::Runnable,
 };
 
-/// After this many polls without the clock moving, each further one takes [`POLL_COST`], so that tasks which wake
+/// After this many polls without the clock moving by itself, each further one takes [`POLL_COST`], so that tasks which wake
 /// themselves until some time has passed come to their end.
 const FREE_POLLS: u32 = 10_000;
 
@@ -318,6 +318,7 @@ impl SimulatedWorld {
         let awake = Arc::new(MainWaker { is_woken: AtomicBool::new(true) });
         let waker = Waker::from(Arc::clone(&awake));
         let mut future = pin!(future);
+        // The time of the last poll, and the number of polls since the clock jumped.
         let mut polls = (run.host.now(), 0);
         let mut pace = Pace::new(lock_real(&self.polls_max).unwrap_or(POLLS_MAX));
         let end = self.recorder.end();
@@ -371,6 +372,8 @@ impl SimulatedWorld {
             polls = if polls.0 == now { (now, polls.1 + 1) } else { (now, 0) };
             if polls.1 > FREE_POLLS {
                 run.host.elapse(POLL_COST);
+                // What the polls themselves take is no pause.
+                polls.0 = run.host.now();
             }
         }
     }
