@@ -174,7 +174,7 @@ fn overlaps(one: &EndpointUri, other: &EndpointUri) -> bool {
 }
 
 /// Any free port: two flows get different ones.
-fn has_port_zero(endpoint: &EndpointUri) -> bool {
+pub(crate) const fn has_port_zero(endpoint: &EndpointUri) -> bool {
     match endpoint {
         EndpointUri::Tcp(address) | EndpointUri::Udp(address) => address.port() == 0,
         EndpointUri::Unix(_) | EndpointUri::TcpName(_) | EndpointUri::UdpName(_) => false,

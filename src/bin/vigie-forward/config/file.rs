@@ -270,7 +270,7 @@ pub(crate) fn read(path: &Path) -> Result<Config, ConfigError> {
     parse(&file, &fs::read_to_string(path).map_err(failed)?)
 }
 
-fn parse(file: &str, text: &str) -> Result<Config, ConfigError> {
+pub(crate) fn parse(file: &str, text: &str) -> Result<Config, ConfigError> {
     let raw: RawConfig = toml::from_str(text)
         .map_err(|source| ConfigError::Text { file: file.to_owned(), source: Box::new(source) })?;
     // The start of each, its name and its kind.

@@ -21,7 +21,7 @@ use vigie::{
 };
 
 use super::{
-    Drained, Draining, FlowError, Prepared, Running, StartContext,
+    Drained, Draining, FlowError, Listener, Local, Prepared, Running, StartContext,
     tls::{self, Identities, RelayTls},
 };
 use crate::{
@@ -38,11 +38,12 @@ use crate::{
 /// The memory for buffers of one flow, in bytes.
 const MEMORY_BYTES_MAX: usize = 256 << 20;
 
-/// Binds the sockets.
+/// Binds the sockets, unless there is a listener of another relay.
 pub(super) fn prepare(
     name: &str,
     relay: &Relay,
     streams: Option<&Runtime>,
+    listener: Option<Listener>,
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let missing = || FlowError::InvalidSetting("there is no runtime for streams".to_owned());
     let streams = streams.ok_or_else(missing)?;
@@ -53,8 +54,8 @@ pub(super) fn prepare(
         ..FlowReport::default()
     };
     match &relay.listen {
-        EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, streams),
-        _ => prepare_streams(head, relay, streams),
+        EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, (streams, listener)),
+        _ => prepare_streams(head, relay, (streams, listener)),
     }
 }
 
@@ -113,16 +114,16 @@ pub(super) fn check_files(relay: &Relay) -> Result<(), FlowError> {
 fn prepare_streams(
     mut head: FlowReport,
     relay: &Relay,
-    streams: &Runtime,
+    (streams, listener): (&Runtime, Option<Listener>),
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let no_stream =
         || FlowError::InvalidSetting(format!("{} is not a stream endpoint", relay.listen));
-    log_if_stale(&relay.listen);
-    let connections = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
-    let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?)
-        .setup_timeout(relay.connect.0)
-        .idle_timeout(Some(relay.idle.0))
-        .memory_bytes_max(MEMORY_BYTES_MAX);
+    let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?);
+    match listener {
+        Some(Listener::Streams(listener)) => builder = builder.listener(listener),
+        _ => log_if_stale(&relay.listen),
+    }
+    builder = limited(builder, relay);
     let RelayTls { router, upstreams, identities } = read_tls(relay)?;
     builder = upstreams.into_iter().fold(builder, library::RelayBuilder::upstream);
     if let Some(router) = router {
@@ -155,19 +156,7 @@ fn prepare_streams(
         builder = builder.trust_proxy_header(range.0);
     }
 
-    for range in &relay.allow {
-        builder = builder.allow(range.0);
-    }
-
-    for range in &relay.deny {
-        builder = builder.deny(range.0);
-    }
-
-    if let Some(max) = relay.per_source_max {
-        builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
-    }
-
-    let bound = builder.connections_max(connections).bind_on(streams.server());
+    let bound = builder.bind_on(streams.server());
     let bound = bound.map_err(|error| match error {
         library::BindError::Listen { endpoint, source } => {
             cannot_listen(&endpoint.to_string(), endpoint.address(), source)
@@ -185,6 +174,22 @@ fn prepare_streams(
         runtime,
         identities,
     }))
+}
+
+/// Applies who may connect, how often and for how long.
+fn limited(mut builder: library::RelayBuilder, relay: &Relay) -> library::RelayBuilder {
+    let connections = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
+    builder = builder
+        .setup_timeout(relay.connect.0)
+        .idle_timeout(Some(relay.idle.0))
+        .memory_bytes_max(MEMORY_BYTES_MAX)
+        .connections_max(connections);
+    builder = relay.allow.iter().fold(builder, |builder, range| builder.allow(range.0));
+    builder = relay.deny.iter().fold(builder, |builder, range| builder.deny(range.0));
+    if let Some(max) = relay.per_source_max {
+        builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
+    }
+    builder
 }
 
 /// The targets as text.
@@ -223,7 +228,7 @@ fn prepare_datagrams(
     mut head: FlowReport,
     listen: SocketAddr,
     relay: &Relay,
-    streams: &Runtime,
+    (streams, listener): (&Runtime, Option<Listener>),
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let mut upstreams = relay.to.iter().filter_map(|to| {
         let upstream = match &to.url {
@@ -246,6 +251,9 @@ fn prepare_datagrams(
     builder = relay.deny.iter().fold(builder, |builder, range| builder.deny(range.0));
     if let Some(max) = relay.per_source_max {
         builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
+    }
+    if let Some(Listener::Datagrams(listener)) = listener {
+        builder = builder.listener(listener);
     }
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
         library::BindError::ListenUdp { address, source } => {
@@ -337,6 +345,27 @@ impl Running for RunningRelay {
 
     fn reload(&self) {
         self.identities.reload(&self.head.name);
+    }
+
+    fn listener(&self) -> Option<Listener> {
+        match &self.handle {
+            AnyRelayHandle::Streams { handle, .. } => handle.listener().map(Listener::Streams),
+            AnyRelayHandle::Datagrams(handle) => Some(Listener::Datagrams(handle.listener())),
+        }
+    }
+
+    fn hand_over(&self, deadline: Instant) -> Local<'static, ()> {
+        let time = deadline.saturating_duration_since(monotonic_now());
+        match &self.handle {
+            AnyRelayHandle::Streams { handle, .. } => {
+                let handle = handle.clone();
+                Box::pin(async move { handle.hand_over(time).await })
+            }
+            AnyRelayHandle::Datagrams(handle) => {
+                let handle = handle.clone();
+                Box::pin(async move { handle.hand_over(time).await })
+            }
+        }
     }
 
     fn drain(self: Box<Self>, deadline: Instant) -> Draining {
