@@ -74,7 +74,7 @@ fn a_reload_keeps_what_is_the_same() {
     folder
         .write("config.toml", &format!("{process}{}{}", flow("new", any, 3), flow("kept", any, 1)));
     instance.signal(Signal::HUP);
-    instance.until("SIGHUP: 1 flows go on, 1 have ended, 1 were to begin");
+    instance.until("SIGHUP: flows: 1 unchanged, 1 ended, 1 new");
     let new = instance.address("new");
     assert_eq!((mark(&mut on_kept), mark(&mut connect(kept)), mark(&mut connect(new))), (1, 1, 3));
     // Its connection may go on until the end of the drain; there is no new one.
@@ -106,7 +106,7 @@ fn a_reload_keeps_what_is_the_same() {
         );
         instance.said.clear();
         instance.signal(Signal::HUP);
-        instance.until("SIGHUP: 1 flows go on, 1 have ended, 1 were to begin");
+        instance.until("SIGHUP: flows: 1 unchanged, 1 ended, 1 new");
         assert_eq!(mark(&mut connect(new)), u8::try_from(to).expect("small"));
         assert_eq!(mark(&mut on_kept), 1);
     }
@@ -219,7 +219,7 @@ fn a_reload_refuses_no_client() {
             write(turn);
             instance.said.clear();
             instance.signal(Signal::HUP);
-            instance.until("SIGHUP: 0 flows go on, 3 have ended, 3 were to begin");
+            instance.until("SIGHUP: flows: 0 unchanged, 3 ended, 3 new");
             for ask in &asks {
                 assert_eq!(ask().expect("it listens"), turn % 2, "after reload {turn}");
             }
@@ -293,11 +293,11 @@ fn two_routers_are_refused() {
             let question = format!("call-{number}");
             assert!(calls_through(&caller, SERVER, port, &question), "{question} was lost");
         }
-        first.until("SIGHUP: 1 flows go on, 0 have ended, 1 were to begin");
+        first.until("SIGHUP: flows: 1 unchanged, 0 ended, 1 new");
         assert!(counter(&socket, "l3", "units") >= before + 100);
         folder.write("config.toml", &format!("{process}{}", l3.replace("'l3'", "'other'")));
         first.signal(Signal::HUP);
-        first.until("SIGHUP: 0 flows go on, 2 have ended, 1 were to begin");
+        first.until("SIGHUP: flows: 0 unchanged, 2 ended, 1 new");
         call(&caller, SERVER, port);
         assert_eq!(first.end().code(), 0);
         let again = forward(network, &folder, &["l3", "ra", "rb", "--path", "af-packet"]);

@@ -26,7 +26,7 @@ use crate::{
     cli::FlowSide,
     config::{Config, FlowConfig, FlowKind, Process},
     flow::{self, Drained, Draining, FlowError, Prepared, Running, StartContext},
-    journal::log,
+    journal::{counted, log},
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
     mailbox::Mailbox,
     metrics,
@@ -324,7 +324,7 @@ impl Instance {
 
     /// What it does, in a few words.
     fn status(&self) -> String {
-        format!("forwards, {} flows", self.shared.flows.borrow().len())
+        format!("forwards, {}", counted(self.shared.flows.borrow().len() as u64, "flow"))
     }
 
     /// Ends a flow. Its forwarding may go on until the deadline.
@@ -339,7 +339,7 @@ impl Instance {
             drop(drains);
             shared.draining_flows.borrow_mut().retain(|one| one.drains.strong_count() > 0);
             if cut > 0 {
-                log(format!("flow `{name}`: {cut} connections were cut at the deadline"));
+                log(format!("flow `{name}`: {} cut at the deadline", counted(cut, "connection")));
             }
             total.set(Drained { cut: total.get().cut + cut });
         })
@@ -387,7 +387,7 @@ impl Instance {
             let begun = self.begin(&flow).await;
             self.note_begun(&flow.name, begun);
         }
-        log(format!("SIGHUP: {kept} flows go on, {ended} have ended, {begun} were to begin"));
+        log(format!("SIGHUP: flows: {kept} unchanged, {ended} ended, {begun} new"));
     }
 
     fn note_begun(&mut self, name: &str, begun: Result<(), InstanceError>) {

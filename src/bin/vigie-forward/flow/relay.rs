@@ -81,14 +81,10 @@ fn log_if_stale(listen: &EndpointUri) {
 /// Explains why listening failed; a low port requires a capability.
 fn cannot_listen(at: &str, address: Option<SocketAddr>, source: io::Error) -> FlowError {
     match address {
-        Some(address) if source.kind() == io::ErrorKind::PermissionDenied => {
-            FlowError::Rights(format!(
-                "cannot listen on {at}: {source}. Ports below \
-                 `sysctl net.ipv4.ip_unprivileged_port_start` (1024) need CAP_NET_BIND_SERVICE \
-                 (`setcap cap_net_bind_service+ep`): take another than {}, or give the program the right",
-                address.port()
-            ))
-        }
+        // Of a port; the message of `source` has other remedies.
+        Some(_) if source.kind() == io::ErrorKind::PermissionDenied => FlowError::Rights(format!(
+            "cannot listen on {at}: {source}, or give the program the right (`setcap cap_net_bind_service+ep`)"
+        )),
         _ => FlowError::Io { what: format!("cannot listen on {at}"), source },
     }
 }
