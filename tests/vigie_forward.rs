@@ -250,7 +250,7 @@ fn dead_targets_are_said() {
         assert_eq!(connect(at).read(&mut [0]).expect("an end"), 0);
     }
     let line = relay.until("a target cannot be reached");
-    assert!(line.contains(&format!("tcp:{address}")) && line.contains("refused"), "{line}");
+    assert!(line.contains(&format!("tcp://{address}")) && line.contains("refused"), "{line}");
     assert_eq!(counter(&socket, "relay", "connects_failed"), 5);
 
     let target = TcpListener::bind(address).expect("the port is free");
@@ -358,7 +358,7 @@ fn black_holes_are_found_by_checks() {
     ];
     let mut relay = Instance::start(&folder, &arguments.concat()).ready();
     let line = relay.until("a target is down");
-    assert!(line.contains(&format!("tcp:{hole}")) && line.contains("timed out"), "{line}");
+    assert!(line.contains(&format!("tcp://{hole}")) && line.contains("timed out"), "{line}");
     let address = relay.address("relay");
     exchange(&mut connect(address), b"ahoy");
     assert_eq!(counter(&socket_path, "relay", "connects_failed"), 0);

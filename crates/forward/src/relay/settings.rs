@@ -290,7 +290,7 @@ pub enum BindError {
     #[error("at least one session must be allowed, and sessions must last for at least 1 ms")]
     Sessions,
     /// Listening for datagrams failed.
-    #[error("cannot listen on udp:{address}")]
+    #[error("cannot listen on udp://{address}")]
     ListenUdp {
         /// The address.
         address: SocketAddr,

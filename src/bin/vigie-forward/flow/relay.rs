@@ -253,13 +253,13 @@ fn prepare_datagrams(
     }
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
         library::BindError::ListenUdp { address, source } => {
-            cannot_listen(&format!("udp:{address}"), Some(address), source)
+            cannot_listen(&format!("udp://{address}"), Some(address), source)
         }
         error => FlowError::InvalidSetting(error.to_string()),
     })?;
     head.path = "datagrams".to_owned();
-    head.between = format!("udp:{} -> {}", bound.address(), targets(relay));
-    log(format!("flow `{}` listens at udp:{}", head.name, bound.address()));
+    head.between = format!("udp://{} -> {}", bound.address(), targets(relay));
+    log(format!("flow `{}` listens at udp://{}", head.name, bound.address()));
     Ok(Box::new(PreparedRelay {
         head,
         relay: BoundRelay::Datagrams(bound),

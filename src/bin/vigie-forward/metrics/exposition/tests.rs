@@ -82,7 +82,7 @@ fn every_counter_is_a_sample() {
         checks_failed: 6,
         host: None,
     };
-    relay.targets = vec![target("tcp:192.0.2.1:80", "available"), target("unix:/x", "down")];
+    relay.targets = vec![target("tcp://192.0.2.1:80", "available"), target("unix:/x", "down")];
     relay
         .targets
         .push(TargetReport { host: Some("web.test".to_owned()), ..target("unix:/x", "avoided") });
@@ -113,7 +113,10 @@ fn every_counter_is_a_sample() {
         ("vigie_forward_translations{flow=\"router\"}", 16.0),
         ("vigie_forward_translations_percent_full{flow=\"router\"}", 17.0),
         ("vigie_forward_translations_refused_total{flow=\"router\"}", 18.0),
-        ("vigie_forward_target_available{flow=\"web\",target=\"tcp:192.0.2.1:80\",host=\"\"}", 1.0),
+        (
+            "vigie_forward_target_available{flow=\"web\",target=\"tcp://192.0.2.1:80\",host=\"\"}",
+            1.0,
+        ),
         ("vigie_forward_target_available{flow=\"web\",target=\"unix:/x\",host=\"\"}", 0.0),
         (
             "vigie_forward_target_failures_total{flow=\"web\",target=\"unix:/x\",host=\"web.test\"}",
