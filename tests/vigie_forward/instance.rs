@@ -142,8 +142,7 @@ impl Instance {
     pub(crate) fn address(&mut self, flow: &str) -> SocketAddr {
         let line = self.until(&format!("flow `{flow}` listens at"));
         let address = line.rsplit(['/', ' ']).next().expect("a word");
-        let address = address.strip_prefix("tcp:").or_else(|| address.strip_prefix("udp:"));
-        address.expect("an address").parse().expect("with a port")
+        address.parse().expect("with a port")
     }
 
     pub(crate) fn id(&self) -> u32 {

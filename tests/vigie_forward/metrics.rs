@@ -40,12 +40,11 @@ fn metrics_and_health_are_served() {
     let (head, text) = get(connect(at), "GET /metrics");
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(head.contains("text/plain; version=0.0.4"), "{head}");
-    let target = to.replace("tcp://", "tcp:");
     for sample in [
         "vigie_forward_accepted_total{flow=\"relay\"} 1",
         "vigie_forward_active{flow=\"relay\"} 1",
         &format!(
-            "vigie_forward_target_connections_total{{flow=\"relay\",target=\"{target}\",host=\"\"}} 1"
+            "vigie_forward_target_connections_total{{flow=\"relay\",target=\"{to}\",host=\"\"}} 1"
         ),
         "vigie_forward_draining 0",
     ] {

@@ -78,9 +78,9 @@ fn names_are_followed() {
 
         hosts("127.0.0.1 localhost\n127.0.0.3 one.test\n");
         // Of either flow: each says it.
-        let line = relay.until("has new addresses; name: one.test; new: [\"tcp:127.0.0.3");
-        assert!(line.contains("gone: [\"tcp:127.0.0.2"), "{line}");
-        relay.until("has new addresses; name: one.test; new: [\"udp:127.0.0.3");
+        let line = relay.until("has new addresses; name: one.test; new: [\"tcp://127.0.0.3");
+        assert!(line.contains("gone: [\"tcp://127.0.0.2"), "{line}");
+        relay.until("has new addresses; name: one.test; new: [\"udp://127.0.0.3");
         assert_eq!(ask().1, b'b');
         crate::exchange(&mut stays, b"still here");
         let server = UdpSocket::bind(("127.0.0.3", port)).expect("a port");
@@ -96,11 +96,11 @@ fn names_are_followed() {
         assert_eq!(ask().1, b'b');
         hosts("127.0.0.1 localhost\n127.0.0.4 one.test\n127.0.0.3 one.test\n");
         relay.until("the name of a target can be resolved again");
-        relay.until("new: [\"tcp:127.0.0.4");
+        relay.until("new: [\"tcp://127.0.0.4");
         let shown = &report(&socket)["flows"][0]["targets"];
         // The one that was there comes first.
-        assert_eq!(shown[0]["target"], format!("tcp:127.0.0.3:{port}"), "{shown}");
-        assert_eq!(shown[1]["target"], format!("tcp:127.0.0.4:{port}"), "{shown}");
+        assert_eq!(shown[0]["target"], format!("tcp://127.0.0.3:{port}"), "{shown}");
+        assert_eq!(shown[1]["target"], format!("tcp://127.0.0.4:{port}"), "{shown}");
         assert_eq!(shown[1]["host"], "one.test", "{shown}");
         assert_eq!(ask().1, b'b');
         drop(stays);

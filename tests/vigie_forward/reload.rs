@@ -1,9 +1,11 @@
 //! SIGHUP, and what an instance does at its start for its operator.
 
 use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::unix::net::UnixStream,
     process::Command,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
 };
 
@@ -72,7 +74,7 @@ fn a_reload_keeps_what_is_the_same() {
     folder
         .write("config.toml", &format!("{process}{}{}", flow("new", any, 3), flow("kept", any, 1)));
     instance.signal(Signal::HUP);
-    instance.until("SIGHUP: 1 flows go on, 1 have ended, 1 were to begin");
+    instance.until("SIGHUP: flows: 1 unchanged, 1 ended, 1 new");
     let new = instance.address("new");
     assert_eq!((mark(&mut on_kept), mark(&mut connect(kept)), mark(&mut connect(new))), (1, 1, 3));
     // Its connection may go on until the end of the drain; there is no new one.
@@ -84,6 +86,18 @@ fn a_reload_keeps_what_is_the_same() {
     instance.until("all flows go on as before");
     assert_eq!((mark(&mut on_kept), mark(&mut connect(new))), (1, 3));
 
+    // Of a relay that is to take over a listener, too, and of one that is new.
+    let tls = "tls = { certificate = '/nowhere', key = '/nowhere' }\n";
+    for flows in [flow("new", new, 2), flow("new", new, 3) + &flow("newer", any, 1)] {
+        let text = format!("{process}{flows}{tls}{}", flow("kept", any, 1));
+        folder.write("config.toml", &text);
+        instance.said.clear();
+        instance.signal(Signal::HUP);
+        let line = instance.until("all flows go on as before");
+        assert!(line.contains("/nowhere"), "{line}");
+        assert_eq!((mark(&mut on_kept), mark(&mut connect(new))), (1, 3));
+    }
+
     // The same port, another target, again and again.
     for to in [2, 3, 1, 2] {
         folder.write(
@@ -92,12 +106,135 @@ fn a_reload_keeps_what_is_the_same() {
         );
         instance.said.clear();
         instance.signal(Signal::HUP);
-        instance.until("SIGHUP: 1 flows go on, 1 have ended, 1 were to begin");
+        instance.until("SIGHUP: flows: 1 unchanged, 1 ended, 1 new");
         assert_eq!(mark(&mut connect(new)), u8::try_from(to).expect("small"));
         assert_eq!(mark(&mut on_kept), 1);
     }
     drop((on_kept, on_gone));
     assert_eq!(instance.end().code(), 0);
+}
+
+/// Answers datagrams with a mark, until the process ends.
+fn marked_datagrams(mark: u8) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let address = socket.local_addr().expect("bound");
+    thread::spawn(move || {
+        while let Ok((_, from)) = socket.recv_from(&mut [0; 9]) {
+            drop(socket.send_to(&[mark], from));
+        }
+    });
+    address
+}
+
+/// The mark that a new client gets.
+type Ask = Box<dyn Fn() -> io::Result<u8> + Send + Sync>;
+
+/// Asks over connections to `connect`.
+fn ask_over<S: Read + Write>(connect: impl Fn() -> io::Result<S> + Send + Sync + 'static) -> Ask {
+    Box::new(move || {
+        let mut stream = connect()?;
+        stream.write_all(b"x")?;
+        let mut answer = [0; 2];
+        stream.read_exact(&mut answer)?;
+        Ok(answer[0])
+    })
+}
+
+/// Asks by datagrams, of a socket that learns of a port that is closed.
+fn ask_by_datagram(to: SocketAddr) -> Ask {
+    Box::new(move || {
+        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        socket.set_read_timeout(Some(BOUND))?;
+        socket.connect(to)?;
+        socket.send(b"x")?;
+        let mut answer = [0];
+        socket.recv(&mut answer)?;
+        Ok(answer[0])
+    })
+}
+
+/// Ends the clients.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Goal: while a relay gets other targets or settings by SIGHUP, no client is refused or reset, each is answered by the target of before
+/// or after, and by that of after alone once it is said; connections that are open go on. Method: clients that connect without a pause, to
+/// TCP, to a Unix socket and by datagrams, over 20 reloads, between each of which 50 of each kind are served.
+#[test]
+fn a_reload_refuses_no_client() {
+    const RELOADS: u8 = 20;
+    const CLIENTS: usize = 2;
+    const BETWEEN: u64 = 50;
+    let folder = Folder::new();
+    let (targets, datagrams) = ([0, 1].map(marked_echo), [0, 1].map(marked_datagrams));
+    let door = folder.path("door");
+    let write = |turn: u8| {
+        let at = usize::from(turn % 2);
+        let (to, udp_to) = (targets[at], datagrams[at]);
+        // Every other change is of the settings, too.
+        let check = ["", "check = { every = '1s' }\n"][at];
+        let text = format!(
+            "[process]\ndrain = '60s'\n[[relay]]\nname = 'tcp'\nlisten = 'tcp://127.0.0.1:0'\nto = 'tcp://{to}'\n{check}\
+             [[relay]]\nname = 'unix'\nlisten = 'unix:{}'\nto = 'tcp://{to}'\n{check}\
+             [[relay]]\nname = 'udp'\nlisten = 'udp://127.0.0.1:0'\nto = 'udp://{udp_to}'\nidle = '500ms'\n",
+            door.display()
+        );
+        folder.write("config.toml", &text)
+    };
+    let file = write(0);
+    let mut instance =
+        Instance::start(&folder, &["run", "--config", file.to_str().expect("text")]).ready();
+    let (tcp, udp) = (instance.address("tcp"), instance.address("udp"));
+    let path = door.clone();
+    let asks = [
+        ask_over(move || TcpStream::connect(tcp)),
+        ask_over(move || UnixStream::connect(&path)),
+        ask_by_datagram(udp),
+    ];
+    let served = [0; 3].map(AtomicU64::new);
+    let is_over = AtomicBool::new(false);
+    let mut open = connect(tcp);
+    assert_eq!(mark(&mut open), 0);
+    thread::scope(|scope| {
+        // Also if an assertion fails.
+        let _stop = Stop(&is_over);
+        let mut clients = Vec::new();
+        for (ask, served) in asks.iter().zip(&served) {
+            for _ in 0..CLIENTS {
+                clients.push(scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        assert!(ask().expect("it is served") < 2);
+                        served.fetch_add(1, Ordering::Relaxed);
+                    }
+                }));
+            }
+        }
+        for turn in 1..=RELOADS {
+            let before = served.each_ref().map(|served| served.load(Ordering::Relaxed));
+            write(turn);
+            instance.said.clear();
+            instance.signal(Signal::HUP);
+            instance.until("SIGHUP: flows: 0 unchanged, 3 ended, 3 new");
+            for ask in &asks {
+                assert_eq!(ask().expect("it listens"), turn % 2, "after reload {turn}");
+            }
+            for (served, before) in served.iter().zip(before) {
+                while served.load(Ordering::Relaxed) < before + BETWEEN {
+                    assert!(clients.iter().all(|client| !client.is_finished()));
+                    thread::yield_now();
+                }
+            }
+            assert_eq!(mark(&mut open), 0);
+        }
+    });
+    drop(open);
+    assert_eq!(instance.end().code(), 0);
+    assert!(!door.exists());
 }
 
 /// Goal: SIGHUP without a file ends nothing, and the limit of descriptors is raised and named. Method: a relay by
@@ -156,11 +293,11 @@ fn two_routers_are_refused() {
             let question = format!("call-{number}");
             assert!(calls_through(&caller, SERVER, port, &question), "{question} was lost");
         }
-        first.until("SIGHUP: 1 flows go on, 0 have ended, 1 were to begin");
+        first.until("SIGHUP: flows: 1 unchanged, 0 ended, 1 new");
         assert!(counter(&socket, "l3", "units") >= before + 100);
         folder.write("config.toml", &format!("{process}{}", l3.replace("'l3'", "'other'")));
         first.signal(Signal::HUP);
-        first.until("SIGHUP: 0 flows go on, 2 have ended, 1 were to begin");
+        first.until("SIGHUP: flows: 0 unchanged, 2 ended, 1 new");
         call(&caller, SERVER, port);
         assert_eq!(first.end().code(), 0);
         let again = forward(network, &folder, &["l3", "ra", "rb", "--path", "af-packet"]);

@@ -60,7 +60,7 @@ fn the_manager_is_told() {
         let mut command = Command::new(PROGRAM);
         command.args(words).env("NOTIFY_SOCKET", named).env("WATCHDOG_USEC", "20000");
         let mut relay = Instance::of(&mut command, &folder).ready();
-        assert!(until(&manager, "READY=1").contains("STATUS=forwards, 1 flows"));
+        assert!(until(&manager, "READY=1").contains("STATUS=forwards, 1 flow"));
         until(&manager, "WATCHDOG=1");
         until(&manager, "WATCHDOG=1");
 

@@ -70,8 +70,8 @@ fn tls_is_configured_and_renewed() {
 
     fs::copy(pem("web"), &own).expect("a file");
     back.signal(Signal::HUP);
-    back.until("flow `back`: 1 certificates were renewed");
-    back.until("SIGHUP: 1 flows go on, 0 have ended");
+    back.until("flow `back`: 1 certificate renewed");
+    back.until("SIGHUP: flows: 1 unchanged, 0 ended");
     assert_eq!((ask(by_web), ask(by_api), ask(by_address)), (Some(b'w'), Some(b'a'), Some(b'w')));
 
     fs::write(&own, "nonsense").expect("a file");

@@ -175,7 +175,7 @@ fn names_are_resolved_before_the_first_client() {
             .iter()
             .map(|one| (one.target.as_str(), one.host.as_deref(), one.weight))
             .collect();
-        assert_eq!(shown, [("tcp:10.1.0.2:7", Some("b"), 3), ("tcp:10.1.0.2:9", None, 1)]);
+        assert_eq!(shown, [("tcp://10.1.0.2:7", Some("b"), 3), ("tcp://10.1.0.2:9", None, 1)]);
         let checks: Vec<_> = targets.iter().map(|one| (one.state, one.checks_failed)).collect();
         assert_eq!(checks, [(TargetState::Available, 0), (TargetState::Down, 1)]);
     }

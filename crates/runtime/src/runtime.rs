@@ -146,12 +146,8 @@ pub struct ShutdownTimeout {
 impl fmt::Display for ShutdownTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { threads, tasks } = self;
-        let plural = if *threads == 1 { "" } else { "s" };
-        write!(
-            f,
-            "the shutdown timed out with {threads} thread{plural} still running{}",
-            Sites(tasks)
-        )
+        let s = if *threads == 1 { "" } else { "s" };
+        write!(f, "the shutdown timed out with {threads} thread{s} still running{}", Sites(tasks))
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     panic,
     path::{Path, PathBuf},
     process,
-    rc::Rc,
+    rc::{Rc, Weak},
     thread,
     time::Duration,
 };
@@ -26,12 +26,12 @@ use crate::{
     cli::FlowSide,
     config::{Config, FlowConfig, FlowKind, Process},
     flow::{self, Drained, Draining, FlowError, Prepared, Running, StartContext},
-    journal::log,
+    journal::{counted, log},
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
     mailbox::Mailbox,
     metrics,
     privileges::{self, DropError, Right, listed},
-    reload::{ReloadPlan, plan},
+    reload::{NewFlow, ReloadPlan, plan},
     service_manager::{ServiceManager, keep_alive},
     signals, stats,
     stats::{DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport},
@@ -114,7 +114,7 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
     let streams = Rc::new(RefCell::new(streams_runtime(&config.flows)?));
     let mut prepared = Vec::new();
     for flow in &config.flows {
-        let one = flow::prepare(flow, streams.borrow().as_ref())
+        let one = flow::prepare(flow, streams.borrow().as_ref(), None)
             .map_err(|source| InstanceError::of_flow(flow, source))?;
         prepared.push((flow.name.clone(), one));
     }
@@ -206,9 +206,18 @@ struct NamedFlow {
     flow: Box<dyn Running>,
 }
 
-/// A named flow that drains.
+/// A flow that is to take over the listener of another.
+struct Successor {
+    flow: FlowConfig,
+    /// The name of the other.
+    of: String,
+    prepared: Box<dyn Prepared>,
+}
+
+/// A flow that drains.
 struct DrainingFlow {
-    name: String,
+    /// Held by the task that waits for its end.
+    drains: Weak<()>,
     report: Box<dyn Fn() -> FlowReport>,
 }
 
@@ -315,19 +324,22 @@ impl Instance {
 
     /// What it does, in a few words.
     fn status(&self) -> String {
-        format!("forwards, {} flows", self.shared.flows.borrow().len())
+        format!("forwards, {}", counted(self.shared.flows.borrow().len() as u64, "flow"))
     }
 
     /// Ends a flow. Its forwarding may go on until the deadline.
     fn end(&self, NamedFlow { name, flow }: NamedFlow, deadline: Instant) -> JoinHandle<()> {
         let (total, shared) = (Rc::clone(&self.drained), Rc::clone(&self.shared));
         let Draining { report, ended } = flow.drain(deadline);
-        shared.draining_flows.borrow_mut().push(DrainingFlow { name: name.clone(), report });
+        let drains = Rc::new(());
+        let draining = DrainingFlow { drains: Rc::downgrade(&drains), report };
+        shared.draining_flows.borrow_mut().push(draining);
         spawn_local(async move {
             let Drained { cut } = ended.await;
-            shared.draining_flows.borrow_mut().retain(|one| one.name != name);
+            drop(drains);
+            shared.draining_flows.borrow_mut().retain(|one| one.drains.strong_count() > 0);
             if cut > 0 {
-                log(format!("flow `{name}`: {cut} connections were cut at the deadline"));
+                log(format!("flow `{name}`: {} cut at the deadline", counted(cut, "connection")));
             }
             total.set(Drained { cut: total.get().cut + cut });
         })
@@ -343,6 +355,13 @@ impl Instance {
             Ok(config) => config,
             Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
         };
+        let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
+        let (ended, begun) = (ends.len(), begins.len());
+        // All that may be wrong with them is known before anything ends.
+        let (successors, others) = match self.prepare_successors(begins) {
+            Ok(prepared) => prepared,
+            Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
+        };
         let (before, after) = (&self.source.config.process, &config.process);
         let fixed =
             |of: &Process| (of.stats_socket.clone(), of.metrics.clone(), of.drop_all_rights);
@@ -352,36 +371,82 @@ impl Instance {
             );
         }
         self.shared.reload_files();
-        let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
-        let (ended, begun) = (ends.len(), begins.len());
-        self.end_named(&ends, monotonic_now() + after.drain.0).await;
+        let deadline = monotonic_now() + after.drain.0;
+        self.hand_over(&successors, deadline).await;
+        // New connections wait from here on, until the successors have begun.
+        let freed = self.end_named(&ends, deadline);
         self.source.config = config;
-        for flow in begins {
-            let name = flow.name.clone();
-            if let Err(error) = self.begin(&flow).await {
-                // It is tried again by the next SIGHUP.
-                self.source.config.flows.retain(|one| one.name != name);
-                log(format!("SIGHUP: {error}; this flow does not forward, the others do"));
-            }
+        for Successor { flow, prepared, .. } in successors {
+            let begun = self.start_beside(&flow, prepared);
+            self.note_begun(&flow.name, begun);
         }
-        log(format!("SIGHUP: {kept} flows go on, {ended} have ended, {begun} were to begin"));
+        for task in freed {
+            let _ = task.await;
+        }
+        for flow in others {
+            let begun = self.begin(&flow).await;
+            self.note_begun(&flow.name, begun);
+        }
+        log(format!("SIGHUP: flows: {kept} unchanged, {ended} ended, {begun} new"));
     }
 
-    /// Ends flows, and waits until those that have interfaces have freed them.
-    async fn end_named(&mut self, names: &[String], deadline: Instant) {
+    fn note_begun(&mut self, name: &str, begun: Result<(), InstanceError>) {
+        if let Err(error) = begun {
+            // It is tried again by the next SIGHUP.
+            self.source.config.flows.retain(|one| one.name != name);
+            log(format!("SIGHUP: {error}; this flow does not forward, the others do"));
+        }
+    }
+
+    /// Sets up those that take over the listener of a flow that runs. Returns also the others, whose files are read.
+    fn prepare_successors(
+        &self,
+        begins: Vec<NewFlow>,
+    ) -> Result<(Vec<Successor>, Vec<FlowConfig>), InstanceError> {
+        let (running, streams) = (self.shared.flows.borrow(), self.source.streams.borrow());
+        let (mut successors, mut others) = (Vec::new(), Vec::new());
+        for NewFlow { flow, takes_from } in begins {
+            let old = running.iter().find(|one| takes_from.as_ref() == Some(&one.name));
+            let Some((of, listener)) = takes_from.zip(old.and_then(|one| one.flow.listener()))
+            else {
+                flow::check_files(&flow).map_err(|error| InstanceError::of_flow(&flow, error))?;
+                others.push(flow);
+                continue;
+            };
+            let prepared = flow::prepare(&flow, streams.as_ref(), Some(listener))
+                .map_err(|error| InstanceError::of_flow(&flow, error))?;
+            successors.push(Successor { flow, of, prepared });
+        }
+        Ok((successors, others))
+    }
+
+    /// Waits until the flows that have successors accept no more.
+    async fn hand_over(&self, successors: &[Successor], deadline: Instant) {
+        let is_taken = |one: &&NamedFlow| successors.iter().any(|next| next.of == one.name);
+        let hand_over = |one: &NamedFlow| one.flow.hand_over(deadline);
+        let stopped: Vec<_> =
+            self.shared.flows.borrow().iter().filter(is_taken).map(hand_over).collect();
+        let until = monotonic_now() + GRACE;
+        for stopped in stopped {
+            // Late, it would accept beside its successor for a while.
+            let _ = timeout_at(until, stopped).await;
+        }
+    }
+
+    /// Ends flows. Returns the tasks of those that have interfaces, to wait until they have freed them.
+    fn end_named(&mut self, names: &[String], deadline: Instant) -> Vec<JoinHandle<()>> {
         let (ends, kept): (Vec<_>, Vec<_>) =
             self.shared.flows.take().into_iter().partition(|one| names.contains(&one.name));
         self.shared.flows.replace(kept);
+        self.ending.retain(|task| !task.is_finished());
+        let mut freed = Vec::new();
         for one in ends {
             let of_config = self.source.config.flows.iter().find(|flow| flow.name == one.name);
             let has_frames = of_config.is_some_and(|flow| flow.kind.frames().is_some());
             let task = self.end(one, deadline);
-            if has_frames {
-                let _ = task.await;
-            } else {
-                self.ending.push(task);
-            }
+            if has_frames { freed.push(task) } else { self.ending.push(task) }
         }
+        freed
     }
 
     /// Begins a flow beside others.
@@ -393,7 +458,7 @@ impl Instance {
         }
         let mut attempt = 1;
         let prepared = loop {
-            match flow::prepare(flow, self.source.streams.borrow().as_ref()) {
+            match flow::prepare(flow, self.source.streams.borrow().as_ref(), None) {
                 Err(FlowError::Io { source, .. })
                     if source.kind() == io::ErrorKind::AddrInUse && attempt < ATTEMPTS => {}
                 prepared => break prepared.map_err(failed)?,
@@ -401,8 +466,19 @@ impl Instance {
             attempt += 1;
             sleep(ATTEMPT_EVERY).await;
         };
+        self.start_beside(flow, prepared)
+    }
+
+    /// Starts a flow beside others.
+    fn start_beside(
+        &mut self,
+        flow: &FlowConfig,
+        prepared: Box<dyn Prepared>,
+    ) -> Result<(), InstanceError> {
         let table = prepared.table();
-        let started = prepared.start(&StartContext { mailbox: &self.mailbox }).map_err(failed)?;
+        let started = prepared
+            .start(&StartContext { mailbox: &self.mailbox })
+            .map_err(|error| InstanceError::of_flow(flow, error))?;
         let mut one = NamedFlow { name: flow.name.clone(), flow: started };
         if let Some((cache, _)) = &*self.shared.routes.borrow() {
             one.flow.follow(cache, &cache.changes());

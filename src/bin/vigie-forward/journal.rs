@@ -31,6 +31,11 @@ pub(crate) fn log(what: impl AsRef<str>) {
     lines.push_back(what.to_owned());
 }
 
+/// Returns a number of things, of which `noun` is one.
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Returns the last lines, the oldest first.
 pub(crate) fn last_lines() -> Vec<String> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()

@@ -100,7 +100,7 @@ fn check(config: Result<Config, ConfigError>) -> u8 {
                 }
                 println!("{}: {}", flow.name, flow.kind);
             }
-            println!("{} flows, nothing wrong", config.flows.len());
+            println!("{}, nothing wrong", journal::counted(config.flows.len() as u64, "flow"));
             0
         }
         Err(error) => complain(&error, instance::CODE_USAGE),

@@ -141,9 +141,19 @@ fn by_hash<A>(targets: &mut [Candidate<A>], client: IpAddr) {
             IpAddr::V4(address) => hasher.write(&address.octets()),
             IpAddr::V6(address) => hasher.write(&address.octets()),
         }
-        hasher.write(target.name.as_bytes());
+        let (scheme, address) = hashed(&target.name);
+        hasher.write(scheme.as_bytes());
+        hasher.write(address.as_bytes());
         hasher.finish()
     });
+}
+
+/// Returns the name without the slashes of a URL: names had none when hashes began.
+fn hashed(name: &str) -> (&str, &str) {
+    match name.split_once("//") {
+        Some((scheme @ ("tcp:" | "udp:"), address)) => (scheme, address),
+        _ => ("", name),
+    }
 }
 
 /// A place in the order of a client.

@@ -6,7 +6,7 @@ use rustix::pipe::{SpliceFlags, splice};
 use vigie_detect::{
     Server,
     detectors::readiness::Direction,
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{TcpStream, UnixStream},
 };
 
 use super::{
@@ -152,45 +152,6 @@ fn retry(
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             ended => return Poll::Ready(ended),
-        }
-    }
-}
-
-/// A listening socket of either family.
-#[derive(Debug)]
-pub(super) enum Acceptor {
-    Tcp(TcpListener),
-    Unix(UnixListener),
-}
-
-impl Acceptor {
-    pub(super) fn bind_on(server: &Server, endpoint: &Endpoint) -> io::Result<Self> {
-        match endpoint {
-            Endpoint::Tcp(address) => TcpListener::bind_on(server, *address).map(Self::Tcp),
-            Endpoint::Unix(path) => UnixListener::bind_on(server, path).map(Self::Unix),
-        }
-    }
-
-    pub(super) async fn accept(&self) -> io::Result<Connection> {
-        match self {
-            Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
-                // If the peer has already gone, the first read reports it.
-                let _ = stream.set_nodelay(true);
-                Ok(Connection::Tcp(stream))
-            }
-            Self::Unix(listener) => Ok(Connection::Unix(listener.accept().await?.0)),
-        }
-    }
-
-    pub(super) fn endpoint(&self) -> io::Result<Endpoint> {
-        match self {
-            Self::Tcp(listener) => listener.local_addr().map(Endpoint::Tcp),
-            Self::Unix(listener) => {
-                let address = listener.local_addr()?;
-                let path = address.as_pathname().map(ToOwned::to_owned);
-                Ok(Endpoint::Unix(path.unwrap_or_default()))
-            }
         }
     }
 }

@@ -14,7 +14,7 @@ use thiserror::Error;
 /// ```
 /// use vigie_forward::relay::Endpoint;
 ///
-/// let endpoint: Endpoint = "tcp:127.0.0.1:80".parse()?;
+/// let endpoint: Endpoint = "tcp://127.0.0.1:80".parse()?;
 /// assert_eq!(endpoint, Endpoint::Tcp("127.0.0.1:80".parse()?));
 /// assert_eq!("unix:/run/web".parse::<Endpoint>()?.to_string(), "unix:/run/web");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -63,7 +63,7 @@ impl From<PathBuf> for Endpoint {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(address) => write!(f, "tcp:{address}"),
+            Self::Tcp(address) => write!(f, "tcp://{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -75,7 +75,7 @@ impl fmt::Display for Endpoint {
 pub enum ParseAddressError {
     /// Not an [`Endpoint`].
     #[error(
-        "`{text}` is not an endpoint: write `tcp:ADDRESS:PORT`, `tcp:[ADDRESS]:PORT` or `unix:PATH`"
+        "`{text}` is not an endpoint: write `tcp://ADDRESS:PORT`, `tcp://[ADDRESS]:PORT` or `unix:PATH`"
     )]
     Endpoint {
         /// The text.
@@ -94,14 +94,15 @@ pub enum ParseAddressError {
 impl FromStr for Endpoint {
     type Err = ParseAddressError;
 
-    /// Parses `tcp:ADDRESS:PORT` and `unix:PATH`; an address without `tcp:` is TCP. Names are not resolved.
+    /// Parses `tcp://ADDRESS:PORT` and `unix:PATH`; an address alone is TCP, and the slashes may be left out. Names are not resolved.
     fn from_str(text: &str) -> Result<Self, ParseAddressError> {
         let wrong = || ParseAddressError::Endpoint { text: text.to_owned() };
         match text.strip_prefix("unix:") {
             Some("") => Err(wrong()),
             Some(path) => Ok(Self::Unix(path.into())),
             None => {
-                let address = text.strip_prefix("tcp:").unwrap_or(text);
+                let plain = text.strip_prefix("tcp://").or_else(|| text.strip_prefix("tcp:"));
+                let address = plain.unwrap_or(text);
                 address.parse().map(Self::Tcp).map_err(|_| wrong())
             }
         }
@@ -115,12 +116,23 @@ mod tests {
     /// Goal: a displayed endpoint parses, and nonsense is refused. Method: both families, and texts that lack a part.
     #[test]
     fn shown_endpoints_are_read_back() {
-        for text in ["tcp:127.0.0.1:80", "tcp:[::1]:443", "unix:/run/a b"] {
+        for text in ["tcp://127.0.0.1:80", "tcp://[::1]:443", "unix:/run/a b"] {
             let endpoint: Endpoint = text.parse().expect("an endpoint");
             assert_eq!(endpoint.to_string(), text);
         }
-        assert_eq!("[::1]:5".parse(), Ok(Endpoint::Tcp("[::1]:5".parse().expect("an address"))));
-        for text in ["", "unix:", "tcp:", "tcp:localhost:80", "127.0.0.1", "udp:127.0.0.1:5"] {
+        for text in ["[::1]:5", "tcp:[::1]:5"] {
+            assert_eq!(text.parse(), Ok(Endpoint::Tcp("[::1]:5".parse().expect("an address"))));
+        }
+        for text in [
+            "",
+            "unix:",
+            "tcp://",
+            "//[::1]:5",
+            "tcp:",
+            "tcp:localhost:80",
+            "127.0.0.1",
+            "udp:127.0.0.1:5",
+        ] {
             assert_eq!(
                 text.parse::<Endpoint>(),
                 Err(ParseAddressError::Endpoint { text: text.to_owned() })

@@ -41,6 +41,7 @@ mod endpoint;
 mod error;
 mod framed;
 mod health;
+mod listener;
 mod names;
 mod peer_stream;
 mod pipes;
@@ -75,9 +76,10 @@ pub use self::{
     endpoint::{Endpoint, ParseAddressError},
     error::{Peer, RelayError},
     framed::{FrameError, FrameHeader, FrameMode, Framing, LengthFormat},
+    listener::RelayListener,
     proxy::{AddressRange, ProxyError, ProxyHeader, ProxyParse},
     relay::{ConnectionTask, Drained, Relay, RelayHandle},
     settings::{BindError, RelayBuilder},
     target::{TargetState, TargetStats, Upstream},
-    udp::{UdpRelay, UdpRelayBuilder, UdpRelayHandle, UdpRelayStats},
+    udp::{UdpRelay, UdpRelayBuilder, UdpRelayHandle, UdpRelayListener, UdpRelayStats},
 };

@@ -1,11 +1,9 @@
 //! The relay itself: accepting, limits, drain.
 
 use std::{
-    fs, io,
+    io,
     net::IpAddr,
     os::fd::OwnedFd,
-    os::unix::{fs::FileTypeExt, net::UnixStream},
-    path::Path,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -23,10 +21,11 @@ use super::{
     access::{SourcePermit, Sources},
     balance::Balancer,
     check,
-    connection::{Acceptor, Connection},
+    connection::Connection,
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
+    listener::{RelayListener, WeakListener},
     names,
     peer_stream::{PeerStream, PendingClient},
     proxy::ProxyHeader,
@@ -79,12 +78,12 @@ use super::{
 #[derive(Debug)]
 #[must_use = "nothing is relayed before `serve` is polled"]
 pub struct Relay {
-    acceptor: Acceptor,
-    endpoint: Endpoint,
+    listener: RelayListener,
     shared: Arc<RelayShared>,
     /// A descriptor to duplicate as a placeholder for an upstream's.
     spare: OwnedFd,
-    _file: Option<SocketFile>,
+    /// Dropped when it accepts no more.
+    accepting: watch::Receiver<()>,
 }
 
 /// The task of one connection. It completes on its own. If it is dropped before, or panics, both peers get a reset. (Others
@@ -125,6 +124,9 @@ pub(super) struct RelayShared {
     cut: Notify,
     /// The deadline of a drain, once one has begun.
     draining: watch::Sender<Option<Instant>>,
+    /// Closed once the relay accepts no more.
+    accepting: watch::Sender<()>,
+    listener: WeakListener,
     permits: Arc<Semaphore>,
 }
 
@@ -154,17 +156,12 @@ impl Relay {
         RelayBuilder::new(listen.into())
     }
 
-    pub(super) fn new(settings: RelayBuilder, server: &Server) -> io::Result<Self> {
-        // A simulated socket has no file.
-        let path = settings.listen.path().filter(|_| !server.is_virtual());
-        if let Some(path) = path {
-            remove_stale(path);
-        }
-
-        let acceptor = Acceptor::bind_on(server, &settings.listen)?;
-        let file = path.map(|path| SocketFile(path.into()));
+    pub(super) fn new(mut settings: RelayBuilder, server: &Server) -> io::Result<Self> {
+        let listener = match settings.listener.take() {
+            Some(listener) => listener,
+            None => RelayListener::bind_on(server, &settings.listen)?,
+        };
         let spare = eventfd(0, EventfdFlags::CLOEXEC)?;
-        let endpoint = acceptor.endpoint()?;
         let resources = RelayResources::new(
             server.clone(),
             settings.memory_bytes_max,
@@ -176,6 +173,7 @@ impl Relay {
         let (ended, emptied) = (Notify::new(), Notify::new());
         let (is_cutting, cut) = (AtomicBool::new(false), Notify::new());
         let draining = watch::Sender::new(None);
+        let (is_accepting, accepting) = watch::channel(());
         let targets_changed = Arc::default();
         let group = |upstreams: &[Upstream]| TargetGroup {
             targets: Arc::new(Targets::new(upstreams, Arc::clone(&targets_changed))),
@@ -194,16 +192,18 @@ impl Relay {
             is_cutting,
             cut,
             draining,
+            accepting: is_accepting,
+            listener: listener.downgrade(),
             permits,
         });
 
-        Ok(Self { acceptor, endpoint, shared, spare, _file: file })
+        Ok(Self { listener, shared, spare, accepting })
     }
 
     /// Returns the endpoint on which the relay listens.
     #[must_use]
-    pub const fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+    pub fn endpoint(&self) -> &Endpoint {
+        self.listener.endpoint()
     }
 
     /// Returns a handle to observe and end the relay.
@@ -230,10 +230,9 @@ impl Relay {
         if let Either::Right(Err(error)) = select(begun, self.accept_all(spawn)).await {
             return Err(error);
         }
-        // New connections are refused from here on.
-        let Self { acceptor, shared, _file: file, .. } = self;
-        // The file first: another relay may listen there at once, and its file must stay.
-        drop((file, acceptor));
+        // New connections are refused from here on, unless another relay has the listener.
+        let Self { listener, shared, accepting, .. } = self;
+        drop((listener, accepting));
         shared.drained().await
     }
 
@@ -261,7 +260,7 @@ impl Relay {
             let permit = permit.expect("invariant: the semaphore is never closed");
             let accepted = match self.spare.try_clone() {
                 // Reserve the upstream's descriptor before the client takes one.
-                Ok(reserved) => self.acceptor.accept().await.map(|client| (client, reserved)),
+                Ok(reserved) => self.listener.accept().await.map(|client| (client, reserved)),
                 Err(error) => Err(error),
             };
             match accepted {
@@ -308,6 +307,25 @@ impl RelayHandle {
     pub fn targets(&self) -> Vec<TargetStats> {
         let now = self.shared.resources.server.now();
         self.shared.groups.iter().flat_map(|group| group.targets.stats(now)).collect()
+    }
+
+    /// Returns the relay's listener, for another relay ([`RelayBuilder::listener`]); `None` once it is closed.
+    #[must_use]
+    pub fn listener(&self) -> Option<RelayListener> {
+        self.shared.listener.upgrade()
+    }
+
+    /// [Drains](Self::drain), and waits until this relay accepts no more: new connections wait in the kernel's queue for
+    /// the next relay that has the [`listener`](Self::listener). Connections that this one has accepted go on, by its own
+    /// settings.
+    ///
+    /// Waits for [`Relay::serve`], which must be polled meanwhile, or the relay be dropped.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the drain begins with the first poll, and goes on.
+    pub async fn hand_over(&self, time: Duration) {
+        self.drain(time);
+        self.shared.accepting.closed().await;
     }
 
     /// Stops accepting, and cuts the remaining connections after `time`. Does not wait: [`Relay::serve`] returns at the
@@ -527,29 +545,5 @@ impl Drop for ActiveGuard {
         if self.shared.resources.counters.active.value() == 0 {
             self.shared.emptied.notify_waiters();
         }
-    }
-}
-
-/// The file of a Unix socket on which the relay listens; removed with the relay.
-#[derive(Debug)]
-struct SocketFile(std::path::PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            tracing::debug!(%error, path = %self.0.display(), "a socket's file could not be removed");
-        }
-    }
-}
-
-/// Removes the file of a socket that no process listens on any more.
-fn remove_stale(path: &Path) {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    let is_stale = || {
-        UnixStream::connect(path)
-            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-    };
-    if is_socket && is_stale() && fs::remove_file(path).is_ok() {
-        tracing::info!(path = %path.display(), "the file of a listener that is gone was removed");
     }
 }

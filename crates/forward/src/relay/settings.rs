@@ -13,6 +13,7 @@ use super::{
     chooser::Transfer,
     endpoint::Endpoint,
     framed::{FrameMode, Framing},
+    listener::RelayListener,
     proxy::AddressRange,
     relay::Relay,
     target::{Upstream, are_weights},
@@ -23,6 +24,7 @@ use super::{
 #[must_use = "`bind` makes the relay"]
 pub struct RelayBuilder {
     pub(super) listen: Endpoint,
+    pub(super) listener: Option<RelayListener>,
     pub(super) upstreams: Vec<Upstream>,
     pub(super) balance: Balance,
     pub(super) check: Option<HealthCheckConfig>,
@@ -56,6 +58,7 @@ impl RelayBuilder {
         let to_usize = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         Self {
             listen,
+            listener: None,
             upstreams: Vec::new(),
             balance: Balance::First,
             check: None,
@@ -128,6 +131,14 @@ impl RelayBuilder {
         /// Divides the streams into messages, in both directions. Default: no framing, bytes are relayed as they
         /// arrive.
         framing: Framing => Some,
+    }
+
+    /// Accepts from the listener of another relay, which is to [hand it over](super::RelayHandle::hand_over), instead of
+    /// listening itself. It stays with the server that watches it. Default: the relay has its own.
+    pub fn listener(mut self, listener: RelayListener) -> Self {
+        self.listen = listener.endpoint().clone();
+        self.listener = Some(listener);
+        self
     }
 
     /// Tells upstreams the client's address, in a PROXY protocol header, version 2. Default off.
@@ -279,7 +290,7 @@ pub enum BindError {
     #[error("at least one session must be allowed, and sessions must last for at least 1 ms")]
     Sessions,
     /// Listening for datagrams failed.
-    #[error("cannot listen on udp:{address}")]
+    #[error("cannot listen on udp://{address}")]
     ListenUdp {
         /// The address.
         address: SocketAddr,

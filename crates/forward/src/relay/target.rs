@@ -26,7 +26,7 @@ use super::{
 /// ```
 /// use vigie_forward::relay::{Endpoint, Upstream};
 ///
-/// let address: Endpoint = "tcp:192.0.2.10:80".parse()?;
+/// let address: Endpoint = "tcp://192.0.2.10:80".parse()?;
 /// let three_times_as_much = Upstream::from(address).weight(3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -126,7 +126,7 @@ impl TargetAddress for Endpoint {
 
 impl TargetAddress for SocketAddr {
     fn named(&self) -> String {
-        format!("udp:{self}")
+        format!("udp://{self}")
     }
 }
 
@@ -233,7 +233,7 @@ named! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TargetStats {
-    /// Its address, as in `tcp:192.0.2.1:80`.
+    /// Its address, as in `tcp://192.0.2.1:80`.
     pub target: String,
     /// The name of which this is an address.
     pub host: Option<String>,
@@ -408,8 +408,9 @@ mod tests {
             || targets.list().iter().map(|one| one.address.ip().to_string()).collect::<Vec<_>>();
         let ip =
             |last: &[u8]| last.iter().map(|last| format!("192.0.2.{last}")).collect::<Vec<_>>();
-        let named =
-            |last: &[u8]| last.iter().map(|last| format!("udp:{}", at(*last))).collect::<Vec<_>>();
+        let named = |last: &[u8]| {
+            last.iter().map(|last| format!("udp://{}", at(*last))).collect::<Vec<_>>()
+        };
         assert!(!targets.are_all_known());
         assert_eq!(targets.set(1, vec![at(5), at(4), at(5)]), Some((named(&[5, 4]), vec![])));
         assert_eq!(shown(), ip(&[1, 5, 4, 2]));

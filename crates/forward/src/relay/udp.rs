@@ -55,6 +55,7 @@ const RECEIVING_MAX: usize = 256;
 #[must_use = "`bind_on` makes the relay"]
 pub struct UdpRelayBuilder {
     listen: SocketAddr,
+    listener: Option<UdpRelayListener>,
     upstreams: Vec<Upstream<SocketAddr>>,
     access: AccessList,
     per_source_max: Option<usize>,
@@ -97,11 +98,18 @@ impl UdpRelayBuilder {
         sessions_max: usize,
     }
 
+    /// Receives by the socket of another relay, which is to [hand it over](UdpRelayHandle::hand_over), instead of binding
+    /// one. It stays with the server that watches it. Default: the relay has its own.
+    pub fn listener(mut self, listener: UdpRelayListener) -> Self {
+        self.listener = Some(listener);
+        self
+    }
+
     /// Binds the listening socket, watched by `server`, as are those of the sessions.
     ///
     /// # Errors
     /// [`BindError`].
-    pub fn bind_on(self, server: &Server) -> Result<UdpRelay, BindError> {
+    pub fn bind_on(mut self, server: &Server) -> Result<UdpRelay, BindError> {
         let has_room = self.sessions_max > 0 && self.per_source_max != Some(0);
         if !has_room || self.expire_after < Duration::from_millis(1) {
             return Err(BindError::Sessions);
@@ -113,26 +121,32 @@ impl UdpRelayBuilder {
             return Err(BindError::ResolveEvery);
         }
         let cannot = |source| BindError::ListenUdp { address: self.listen, source };
-        let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
+        let socket = match &self.listener {
+            Some(UdpRelayListener(socket)) => Arc::clone(socket),
+            None => Arc::new(UdpSocket::bind_on(server, self.listen).map_err(cannot)?),
+        };
         let address = socket.local_addr().map_err(cannot)?;
+        self.listener = None;
+        let (is_receiving, receiving) = watch::channel(());
         let targets = Arc::new(Targets::new(&self.upstreams, Arc::default()));
         let sources = Sources::new(self.per_source_max);
         let balancer = Balancer::new(self.balance, server.now().as_nanos());
         let shared = UdpShared {
             server: server.clone(),
-            socket,
             buffers: Buffers::new(2 * RECEIVING_MAX * DATAGRAM_BYTES_MAX),
             settings: self,
             sessions: Mutex::new(BTreeMap::new()),
             counters: UdpCounters::default(),
-            listener_dropped: Mutex::new(0),
+            listener_dropped: Mutex::new(dropped_datagrams(&*socket)),
             targets,
             balancer,
             sources,
             draining: watch::Sender::new(None),
+            receiving: is_receiving,
             emptied: Notify::new(),
+            socket,
         };
-        Ok(UdpRelay { address, shared: Arc::new(shared) })
+        Ok(UdpRelay { address, shared: Arc::new(shared), receiving })
     }
 }
 
@@ -142,7 +156,14 @@ impl UdpRelayBuilder {
 pub struct UdpRelay {
     address: SocketAddr,
     shared: Arc<UdpShared>,
+    /// Dropped when it receives nothing more from clients.
+    receiving: watch::Receiver<()>,
 }
+
+/// The socket by which a relay receives from clients, for another relay that is to receive next: no datagram is refused in
+/// between. Clones are the same socket. It is closed with the last of them, and of the relays that have it.
+#[derive(Clone, Debug)]
+pub struct UdpRelayListener(Arc<UdpSocket>);
 
 /// A handle to observe and end a relay of datagrams. Clones refer to the same relay.
 #[derive(Clone, Debug)]
@@ -153,7 +174,7 @@ pub struct UdpRelayHandle {
 #[derive(Debug)]
 struct UdpShared {
     server: Server,
-    socket: UdpSocket,
+    socket: Arc<UdpSocket>,
     buffers: Buffers,
     settings: UdpRelayBuilder,
     sessions: Mutex<Sessions>,
@@ -163,8 +184,17 @@ struct UdpShared {
     targets: Arc<Targets<SocketAddr>>,
     balancer: Balancer,
     sources: Arc<Sources>,
-    draining: watch::Sender<Option<Instant>>,
+    draining: watch::Sender<Option<UdpDrain>>,
+    /// Closed once the relay receives nothing more from clients.
+    receiving: watch::Sender<()>,
     emptied: Notify,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct UdpDrain {
+    deadline: Instant,
+    /// Whether another relay receives from the clients.
+    is_handed_over: bool,
 }
 
 type Sessions = BTreeMap<SocketAddr, Arc<UdpSession>>;
@@ -230,6 +260,7 @@ impl UdpRelay {
         let (expire_after, sessions_max) = (Duration::from_secs(60), 4096);
         UdpRelayBuilder {
             listen,
+            listener: None,
             upstreams: vec![upstream.into()],
             access: AccessList::default(),
             per_source_max: None,
@@ -261,7 +292,8 @@ impl UdpRelay {
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] if the detection server was shut down.
     pub async fn serve(self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
-        let shared = &self.shared;
+        let Self { shared, receiving, .. } = self;
+        let (shared, mut receiving) = (&shared, Some(receiving));
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         let mut draining = shared.draining.subscribe();
         let (_serving, serving) = watch::channel(());
@@ -276,21 +308,25 @@ impl UdpRelay {
             spawn(Box::pin(names::follow(server.clone(), Arc::clone(targets), every, serving)));
         }
         loop {
-            let deadline = *draining.borrow_and_update();
-            if deadline.is_some() && shared.counters.active.value() == 0 {
+            let drain = *draining.borrow_and_update();
+            if drain.is_some() && shared.counters.active.value() == 0 {
                 return Ok(());
             }
+            if drain.is_some_and(|drain| drain.is_handed_over) {
+                receiving = None;
+            }
             let changed = select(draining.changed(), shared.emptied.notified());
-            let received = select(shared.socket.recv_from(&mut buffer), changed);
-            let received = match deadline {
+            let receives = receiving.is_some();
+            let received = select(shared.receive(&mut buffer, receives), changed);
+            let received = match drain {
                 None => Some(received.await),
-                Some(deadline) => timeout_at(&shared.server, deadline, received).await?,
+                Some(drain) => timeout_at(&shared.server, drain.deadline, received).await?,
             };
             match received {
                 None => return Ok(()),
                 Some(Either::Right(_)) => {}
                 Some(Either::Left(Ok((bytes, client)))) => {
-                    shared.forward(client, &buffer[..bytes], deadline.is_some(), &mut spawn);
+                    shared.forward(client, &buffer[..bytes], drain.is_some(), &mut spawn);
                 }
                 Some(Either::Left(Err(error))) if error.kind() == io::ErrorKind::NotConnected => {
                     return Err(error);
@@ -315,13 +351,46 @@ impl UdpRelayHandle {
         self.shared.targets.stats(self.shared.server.now())
     }
 
+    /// Returns the socket by which the relay receives from clients, for another relay ([`UdpRelayBuilder::listener`]).
+    #[must_use]
+    pub fn listener(&self) -> UdpRelayListener {
+        UdpRelayListener(Arc::clone(&self.shared.socket))
+    }
+
+    /// [Drains](Self::drain), and waits until this relay receives nothing more from clients: their datagrams wait in the
+    /// kernel's queue for the next relay that has the [`listener`](Self::listener), where they begin new sessions. Until
+    /// they end, sessions of this one pass on answers.
+    ///
+    /// Waits for [`UdpRelay::serve`], which must be polled meanwhile, or the relay be dropped.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the drain begins with the first poll, and goes on.
+    pub async fn hand_over(&self, time: Duration) {
+        self.drain_until(time, true);
+        self.shared.receiving.closed().await;
+    }
+
     /// Opens no more sessions, and ends the remaining ones after `time`.
     pub fn drain(&self, time: Duration) {
-        self.shared.draining.send_replace(Some(self.shared.server.now() + time));
+        self.drain_until(time, false);
+    }
+
+    fn drain_until(&self, time: Duration, is_handed_over: bool) {
+        let deadline = self.shared.server.now() + time;
+        self.shared.draining.send_modify(|drain| {
+            let was_handed_over = drain.is_some_and(|drain| drain.is_handed_over);
+            let is_handed_over = is_handed_over || was_handed_over;
+            *drain = Some(UdpDrain { deadline, is_handed_over });
+        });
     }
 }
 
 impl UdpShared {
+    /// Receives from a client, unless another relay does: then never.
+    async fn receive(&self, buffer: &mut [u8], receives: bool) -> io::Result<(usize, SocketAddr)> {
+        if receives { self.socket.recv_from(buffer).await } else { std::future::pending().await }
+    }
+
     /// Sends a client's datagram to the upstream, in its session.
     fn forward(
         self: &Arc<Self>,
@@ -509,7 +578,7 @@ impl UdpShared {
     /// Returns how many datagrams the kernel has dropped at all sockets so far.
     fn overflowed(&self) -> u64 {
         let mut last = self.listener_dropped.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = dropped_datagrams(&self.socket);
+        let now = dropped_datagrams(&*self.socket);
         self.counters.overflowed.add(now.wrapping_sub(*last).into());
         *last = now;
         drop(last);
@@ -533,7 +602,8 @@ impl UdpShared {
         loop {
             let last_move = Instant::from_nanos(session.last_move.load(Ordering::Relaxed));
             let expiry = last_move + self.settings.expire_after;
-            let end = draining.borrow_and_update().map_or(expiry, |deadline| deadline.min(expiry));
+            let end =
+                draining.borrow_and_update().map_or(expiry, |drain| drain.deadline.min(expiry));
             let changed = select(draining.changed(), session.over.notified());
             let readable = select(session.upstream.readable(), changed);
             match timeout_at(&self.server, end, readable).await {
@@ -568,7 +638,7 @@ impl Listed<'_> {
         let mut sessions = shared.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let last_move = Instant::from_nanos(self.session.last_move.load(Ordering::Relaxed));
         let now = shared.server.now();
-        if shared.draining.borrow().is_some_and(|deadline| deadline <= now) {
+        if shared.draining.borrow().is_some_and(|drain| drain.deadline <= now) {
             return true;
         }
         if self.session.is_over.load(Ordering::Relaxed) {

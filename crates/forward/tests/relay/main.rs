@@ -12,6 +12,7 @@ mod balance;
 mod datagrams;
 mod ends;
 mod framed;
+mod handover;
 mod limits;
 mod proxy;
 mod streams;

@@ -81,7 +81,7 @@ struct RawRelay {
     mode: RelayMode,
     idle: Option<Time>,
     connect: Option<Time>,
-    #[serde(alias = "connections")]
+    #[serde(default, alias = "connections", deserialize_with = "connection_count")]
     connections_max: Option<u32>,
     #[serde(default)]
     proxy_send: bool,
@@ -111,8 +111,20 @@ fn pair<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Err
         return Ok(names);
     }
     Err(serde::de::Error::custom(format_args!(
-        "a wire is between two interfaces, as in [\"eth0\", \"eth1\"], and here are {}",
+        "a wire is between two interfaces, as in [\"eth0\", \"eth1\"], and not {}",
         names.len()
+    )))
+}
+
+/// Reads a maximum of connections.
+fn connection_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let given = i64::deserialize(from)?;
+    let count = u32::try_from(given).ok();
+    if (1..=CONNECTIONS_MAX).contains(&given) && count.is_some() {
+        return Ok(count);
+    }
+    Err(serde::de::Error::custom(format_args!(
+        "`connections_max` must be 1 to {CONNECTIONS_MAX}, and not {given}"
     )))
 }
 
@@ -270,7 +282,7 @@ pub(crate) fn read(path: &Path) -> Result<Config, ConfigError> {
     parse(&file, &fs::read_to_string(path).map_err(failed)?)
 }
 
-fn parse(file: &str, text: &str) -> Result<Config, ConfigError> {
+pub(crate) fn parse(file: &str, text: &str) -> Result<Config, ConfigError> {
     let raw: RawConfig = toml::from_str(text)
         .map_err(|source| ConfigError::Text { file: file.to_owned(), source: Box::new(source) })?;
     // The start of each, its name and its kind.
@@ -300,11 +312,6 @@ fn name_of(given: Option<String>, word: &'static str, counts: &mut BTreeMap<&str
     let count = counts.entry(word).or_default();
     *count += 1;
     given.unwrap_or_else(|| format!("{word}-{count}"))
-}
-
-/// Returns whether a number of connections is within the limits.
-pub(super) fn is_connection_count(count: u32) -> bool {
-    (1..=CONNECTIONS_MAX).contains(&i64::from(count))
 }
 
 #[cfg(test)]
@@ -417,8 +424,8 @@ mod tests {
             (format!("{l3}[l3.migrate]\nto_nic_above = -5\n"), &["line 4", "-5"]),
             ("\n[[l3]]\ninterfaces = []\n".to_owned(), &["line 2", "two interfaces"]),
             ("[[l2]]\nbetween = ['a', 'a']\n".to_owned(), &["line 1", "`a`"]),
-            ("[[l2]]\nbetween = ['a']\n".to_owned(), &["line 2", "two interfaces", "here are 1"]),
-            ("[[l2]]\nbetween = ['a', 'b', 'c']\n".to_owned(), &["line 2", "here are 3"]),
+            ("[[l2]]\nbetween = ['a']\n".to_owned(), &["line 2", "two interfaces", "and not 1"]),
+            ("[[l2]]\nbetween = ['a', 'b', 'c']\n".to_owned(), &["line 2", "and not 3"]),
             ("[[l2]]\nbetween = ['a', 'a-name-that-is-too-long']\n".to_owned(), &["line 1", "15"]),
             (format!("{l3}{l3}"), &["line 3", "`a`", "l3-1"]),
             (format!("{relay}name = 'x'\n{relay}name = 'x'\n"), &["line 5", "`x`", "name"]),
@@ -427,8 +434,15 @@ mod tests {
             (format!("{nat}from = '::/0'\n"), &["line 5", "10.0.0.0/24"]),
             (format!("{nat}publish = ['tcp:1=[::1]:1']\n"), &["line 1", "IPv4"]),
             (format!("{nat}host_share = 0\n"), &["line 1", "host_share", "1 to 100"]),
-            (format!("{relay}connections_max = 0\n"), &["line 1", "connections_max"]),
-            (format!("{relay}connections = 0\n"), &["line 1", "connections_max"]),
+            (format!("{relay}connections_max = 0\n"), &["line 4", "connections_max", "1000000"]),
+            (format!("{relay}connections = 0\n"), &["line 4", "connections_max"]),
+            (format!("{relay}connections_max = {}\n", i64::MAX), &["line 4", "1 to 1000000"]),
+            (format!("{relay}connections_max = 'a'\n"), &["line 4", "whole number"]),
+            (
+                format!("{relay}connections = 5\nconnections_max = 5\n"),
+                &["line 1", "one setting", "remove `connections`"],
+            ),
+            (format!("{nat}from = '10.0.0.0/33'\n"), &["line 5", "at most 32"]),
             (
                 format!("{relay}{}", relay.replace("127.0.0.1:1'", "0.0.0.0:1'")),
                 &["overlaps", "relay-1"],
@@ -463,8 +477,12 @@ mod tests {
                 relay.replace("'tcp://127.0.0.1:2'", "'tcp://web.1:80'"),
                 &["line 3", "`web.1:80`", "web.example:7000"],
             ),
-            (format!("{relay}deny = '10.0.0.0/33'\n"), &["line 4", "10.0.0.0/8"]),
+            (format!("{relay}deny = '10.0.0.0/33'\n"), &["line 4", "10.0.0.0/8", "32 bits", "128"]),
+            (format!("{relay}check = true\n"), &["line 4", "a table", "{ every = \"2s\" }"]),
+            (format!("{relay}tls = true\n"), &["line 4", "a table", "certificate"]),
+            (format!("{relay}to_tls = 5\n"), &["line 4", "a table", "{}"]),
             (format!("{relay}per_source_max = 0\n"), &["line 1", "`per_source_max`"]),
+            (format!("{relay}per_source_max = -1\n"), &["line 4", "from 0 to 4294967295"]),
             (format!("{relay}resolve = '0s'\n"), &["line 1", "`resolve`"]),
             (
                 relay.replace("'tcp://127.0.0.1:2'", "['tcp://[::1]:2', 'tcp://[::1]:2']"),

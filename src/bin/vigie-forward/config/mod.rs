@@ -12,8 +12,10 @@ use std::{fmt, net::Ipv4Addr, path::PathBuf, time::Duration};
 use clap::Args;
 use serde::Deserialize;
 
+#[cfg(test)]
+pub(crate) use self::file::parse;
 pub(crate) use self::{
-    check::check,
+    check::{check, has_port_zero},
     file::{ConfigError, read},
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
@@ -56,6 +58,14 @@ impl FlowKind {
             Self::L2(_) => "l2",
             Self::L3(_) => "l3",
             Self::Nat(_) => "nat",
+        }
+    }
+
+    /// Returns where it listens, if it does.
+    pub(crate) const fn listen(&self) -> Option<&EndpointUri> {
+        match self {
+            Self::Relay(relay) => Some(&relay.listen),
+            Self::L2(_) | Self::L3(_) | Self::Nat(_) => None,
         }
     }
 

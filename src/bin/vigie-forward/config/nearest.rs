@@ -1,5 +1,14 @@
 //! Suggestions for misspelt words.
 
+/// What the parser expects of numbers, and what that means.
+const NUMBERS: [(&str, &str); 5] = [
+    ("expected u8", " from 0 to 255"),
+    ("expected u16", " from 0 to 65535"),
+    ("expected u32", " from 0 to 4294967295"),
+    ("expected u64", " from 0"),
+    ("expected i64", ""),
+];
+
 /// Returns the advice to append to a parser's message.
 pub(super) fn advice(message: &str) -> Option<String> {
     let unknown = message.strip_prefix("unknown field ");
@@ -8,6 +17,13 @@ pub(super) fn advice(message: &str) -> Option<String> {
         let mut words = rest.split('`').skip(1).step_by(2);
         let given = words.next()?;
         return nearest(given, words).map(|word| format!("did you mean `{word}`?"));
+    }
+    if message == "duplicate field `connections_max`" {
+        let problem = "`connections` and `connections_max` are one setting: remove `connections`";
+        return Some(problem.to_owned());
+    }
+    if let Some((_, range)) = NUMBERS.iter().find(|(kind, _)| message.ends_with(kind)) {
+        return Some(format!("write a whole number{range}, without quotes"));
     }
     let is_one = message.starts_with("invalid type: string") && message.ends_with("a sequence");
     is_one.then(|| "put it in brackets, as a list: [\"...\"]".to_owned())
@@ -65,5 +81,9 @@ mod tests {
         assert_eq!(advice("unknown field `"), None);
         assert_eq!(advice("missing field `to`"), None);
         assert!(advice("invalid type: string \"a\", expected a sequence").is_some());
+        assert!(advice("duplicate field `connections_max`").is_some());
+        let message = "invalid value: integer `-1`, expected u32";
+        let meant = "write a whole number from 0 to 4294967295, without quotes";
+        assert_eq!(advice(message).as_deref(), Some(meant));
     }
 }

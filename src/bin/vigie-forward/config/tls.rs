@@ -9,7 +9,11 @@ use super::{EndpointUri, Relay, TargetUri, values::one_or_more};
 
 /// TLS with clients: it ends here, or it is passed through.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table, as in tls = { certificate = \"chain.pem\", key = \"key.pem\" }"
+)]
 pub(crate) struct ClientTls {
     /// Speak TLS with clients, with the certificates in this file: PEM, the own one first. SIGHUP reads it again.
     #[arg(
@@ -47,7 +51,11 @@ pub(crate) struct ClientTls {
 
 /// TLS with targets.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table, as in to_tls = {} or to_tls = { server_name = \"web.example\" }"
+)]
 pub(crate) struct TargetTls {
     /// Speak TLS with targets, whose certificates are checked.
     #[arg(id = "to_tls", long = "to-tls")]

@@ -256,7 +256,11 @@ impl<'de> Deserialize<'de> for TargetUri {
 
 /// Active checks of a relay's targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table, as in check = { every = \"2s\" }; check = {} is one with all defaults"
+)]
 pub(crate) struct Check {
     pub(crate) every: Time,
     pub(crate) timeout: Time,
@@ -342,7 +346,7 @@ impl FromStr for Time {
                 Ok(Self(time))
             }
             _ => Err(BadValue::new(format!(
-                "`{text}` must be a time with a unit, as in 250ms, 10s, 5m or 1h 30m, and zero or 1ms to a year"
+                "`{text}` must be a time with a unit (250ms, 10s, 5m, 1h 30m): 0s, or from 1ms to a year"
             ))),
         }
     }
@@ -534,7 +538,11 @@ impl FromStr for Range {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
-        let bad = || BadValue::new(format!("`{text}` must be addresses, as in 10.0.0.0/8 or ::1"));
+        let bad = || {
+            BadValue::new(format!(
+                "`{text}` must be addresses, as in 10.0.0.0/8 or ::1, with at most 32 bits after `/`, or 128 in version 6"
+            ))
+        };
         text.parse().map(Self).map_err(|_| bad())
     }
 }
@@ -548,8 +556,11 @@ impl FromStr for Inside {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
-        let bad =
-            || BadValue::new(format!("`{text}` must be a network of IPv4, as in 10.0.0.0/24"));
+        let bad = || {
+            BadValue::new(format!(
+                "`{text}` must be a network of IPv4, as in 10.0.0.0/24, with at most 32 bits after `/`"
+            ))
+        };
         let prefix = text.parse::<Prefix>().map_err(|_| bad())?;
         if prefix.address().is_ipv4() { Ok(Self(prefix)) } else { Err(bad()) }
     }

@@ -10,10 +10,18 @@ mod frames;
 mod relay;
 mod tls;
 
-use std::{future::Future, io, pin::Pin, rc::Rc};
+use std::{
+    future::{self, Future},
+    io,
+    pin::Pin,
+    rc::Rc,
+};
 
 use thiserror::Error;
-use vigie::{Instant, Runtime};
+use vigie::{
+    Instant, Runtime,
+    forward::relay::{RelayListener, UdpRelayListener},
+};
 
 use crate::{
     cli::FlowSide,
@@ -66,6 +74,12 @@ pub(crate) struct Drained {
     pub(crate) cut: u64,
 }
 
+/// The listening socket of a flow.
+pub(crate) enum Listener {
+    Streams(RelayListener),
+    Datagrams(UdpRelayListener),
+}
+
 /// A running flow.
 pub(crate) trait Running {
     /// Returns its report.
@@ -83,6 +97,16 @@ pub(crate) trait Running {
     /// Moves between host and network interface.
     fn move_to(&mut self, _side: FlowSide) -> Result<(), String> {
         Err("its streams can only be relayed by the host".to_owned())
+    }
+
+    /// Returns its listener, for the flow that takes its place.
+    fn listener(&self) -> Option<Listener> {
+        None
+    }
+
+    /// Accepts nothing new from now on, since another flow does by its listener. Ready once that is so. It is drained next.
+    fn hand_over(&self, _deadline: Instant) -> Local<'static, ()> {
+        Box::pin(future::ready(()))
     }
 
     /// Accepts nothing new, lets existing connections continue until `deadline`, and ends.
@@ -104,13 +128,14 @@ pub(crate) fn check_files(flow: &FlowConfig) -> Result<(), FlowError> {
     }
 }
 
-/// Sets a flow up. Streams run on `streams`.
+/// Sets a flow up. Streams run on `streams`; `listener` is that of a flow whose place it takes.
 pub(crate) fn prepare(
     flow: &FlowConfig,
     streams: Option<&Runtime>,
+    listener: Option<Listener>,
 ) -> Result<Box<dyn Prepared>, FlowError> {
     match &flow.kind {
-        FlowKind::Relay(relay) => relay::prepare(&flow.name, relay, streams),
+        FlowKind::Relay(relay) => relay::prepare(&flow.name, relay, streams, listener),
         FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => frames::prepare(flow),
     }
 }

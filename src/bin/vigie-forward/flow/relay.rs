@@ -21,7 +21,7 @@ use vigie::{
 };
 
 use super::{
-    Drained, Draining, FlowError, Prepared, Running, StartContext,
+    Drained, Draining, FlowError, Listener, Local, Prepared, Running, StartContext,
     tls::{self, Identities, RelayTls},
 };
 use crate::{
@@ -38,11 +38,12 @@ use crate::{
 /// The memory for buffers of one flow, in bytes.
 const MEMORY_BYTES_MAX: usize = 256 << 20;
 
-/// Binds the sockets.
+/// Binds the sockets, unless there is a listener of another relay.
 pub(super) fn prepare(
     name: &str,
     relay: &Relay,
     streams: Option<&Runtime>,
+    listener: Option<Listener>,
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let missing = || FlowError::InvalidSetting("there is no runtime for streams".to_owned());
     let streams = streams.ok_or_else(missing)?;
@@ -53,8 +54,8 @@ pub(super) fn prepare(
         ..FlowReport::default()
     };
     match &relay.listen {
-        EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, streams),
-        _ => prepare_streams(head, relay, streams),
+        EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, (streams, listener)),
+        _ => prepare_streams(head, relay, (streams, listener)),
     }
 }
 
@@ -80,14 +81,10 @@ fn log_if_stale(listen: &EndpointUri) {
 /// Explains why listening failed; a low port requires a capability.
 fn cannot_listen(at: &str, address: Option<SocketAddr>, source: io::Error) -> FlowError {
     match address {
-        Some(address) if source.kind() == io::ErrorKind::PermissionDenied => {
-            FlowError::Rights(format!(
-                "cannot listen on {at}: {source}. Ports below \
-                 `sysctl net.ipv4.ip_unprivileged_port_start` (1024) need CAP_NET_BIND_SERVICE \
-                 (`setcap cap_net_bind_service+ep`): take another than {}, or give the program the right",
-                address.port()
-            ))
-        }
+        // Of a port; the message of `source` has other remedies.
+        Some(_) if source.kind() == io::ErrorKind::PermissionDenied => FlowError::Rights(format!(
+            "cannot listen on {at}: {source}, or give the program the right (`setcap cap_net_bind_service+ep`)"
+        )),
         _ => FlowError::Io { what: format!("cannot listen on {at}"), source },
     }
 }
@@ -113,16 +110,16 @@ pub(super) fn check_files(relay: &Relay) -> Result<(), FlowError> {
 fn prepare_streams(
     mut head: FlowReport,
     relay: &Relay,
-    streams: &Runtime,
+    (streams, listener): (&Runtime, Option<Listener>),
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let no_stream =
         || FlowError::InvalidSetting(format!("{} is not a stream endpoint", relay.listen));
-    log_if_stale(&relay.listen);
-    let connections = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
-    let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?)
-        .setup_timeout(relay.connect.0)
-        .idle_timeout(Some(relay.idle.0))
-        .memory_bytes_max(MEMORY_BYTES_MAX);
+    let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?);
+    match listener {
+        Some(Listener::Streams(listener)) => builder = builder.listener(listener),
+        _ => log_if_stale(&relay.listen),
+    }
+    builder = limited(builder, relay);
     let RelayTls { router, upstreams, identities } = read_tls(relay)?;
     builder = upstreams.into_iter().fold(builder, library::RelayBuilder::upstream);
     if let Some(router) = router {
@@ -155,19 +152,7 @@ fn prepare_streams(
         builder = builder.trust_proxy_header(range.0);
     }
 
-    for range in &relay.allow {
-        builder = builder.allow(range.0);
-    }
-
-    for range in &relay.deny {
-        builder = builder.deny(range.0);
-    }
-
-    if let Some(max) = relay.per_source_max {
-        builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
-    }
-
-    let bound = builder.connections_max(connections).bind_on(streams.server());
+    let bound = builder.bind_on(streams.server());
     let bound = bound.map_err(|error| match error {
         library::BindError::Listen { endpoint, source } => {
             cannot_listen(&endpoint.to_string(), endpoint.address(), source)
@@ -185,6 +170,22 @@ fn prepare_streams(
         runtime,
         identities,
     }))
+}
+
+/// Applies who may connect, how often and for how long.
+fn limited(mut builder: library::RelayBuilder, relay: &Relay) -> library::RelayBuilder {
+    let connections = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
+    builder = builder
+        .setup_timeout(relay.connect.0)
+        .idle_timeout(Some(relay.idle.0))
+        .memory_bytes_max(MEMORY_BYTES_MAX)
+        .connections_max(connections);
+    builder = relay.allow.iter().fold(builder, |builder, range| builder.allow(range.0));
+    builder = relay.deny.iter().fold(builder, |builder, range| builder.deny(range.0));
+    if let Some(max) = relay.per_source_max {
+        builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
+    }
+    builder
 }
 
 /// The targets as text.
@@ -223,7 +224,7 @@ fn prepare_datagrams(
     mut head: FlowReport,
     listen: SocketAddr,
     relay: &Relay,
-    streams: &Runtime,
+    (streams, listener): (&Runtime, Option<Listener>),
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let mut upstreams = relay.to.iter().filter_map(|to| {
         let upstream = match &to.url {
@@ -247,15 +248,18 @@ fn prepare_datagrams(
     if let Some(max) = relay.per_source_max {
         builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
     }
+    if let Some(Listener::Datagrams(listener)) = listener {
+        builder = builder.listener(listener);
+    }
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
         library::BindError::ListenUdp { address, source } => {
-            cannot_listen(&format!("udp:{address}"), Some(address), source)
+            cannot_listen(&format!("udp://{address}"), Some(address), source)
         }
         error => FlowError::InvalidSetting(error.to_string()),
     })?;
     head.path = "datagrams".to_owned();
-    head.between = format!("udp:{} -> {}", bound.address(), targets(relay));
-    log(format!("flow `{}` listens at udp:{}", head.name, bound.address()));
+    head.between = format!("udp://{} -> {}", bound.address(), targets(relay));
+    log(format!("flow `{}` listens at udp://{}", head.name, bound.address()));
     Ok(Box::new(PreparedRelay {
         head,
         relay: BoundRelay::Datagrams(bound),
@@ -337,6 +341,27 @@ impl Running for RunningRelay {
 
     fn reload(&self) {
         self.identities.reload(&self.head.name);
+    }
+
+    fn listener(&self) -> Option<Listener> {
+        match &self.handle {
+            AnyRelayHandle::Streams { handle, .. } => handle.listener().map(Listener::Streams),
+            AnyRelayHandle::Datagrams(handle) => Some(Listener::Datagrams(handle.listener())),
+        }
+    }
+
+    fn hand_over(&self, deadline: Instant) -> Local<'static, ()> {
+        let time = deadline.saturating_duration_since(monotonic_now());
+        match &self.handle {
+            AnyRelayHandle::Streams { handle, .. } => {
+                let handle = handle.clone();
+                Box::pin(async move { handle.hand_over(time).await })
+            }
+            AnyRelayHandle::Datagrams(handle) => {
+                let handle = handle.clone();
+                Box::pin(async move { handle.hand_over(time).await })
+            }
+        }
     }
 
     fn drain(self: Box<Self>, deadline: Instant) -> Draining {

@@ -6,7 +6,7 @@ use vigie::forward::relay::{
 
 use crate::{
     config::{ClientTls, Relay, TargetTls, TargetUri},
-    journal::log,
+    journal::{counted, log},
 };
 
 /// What a relay has read.
@@ -47,7 +47,7 @@ impl Identities {
             }
         }
         if renewed > 0 {
-            log(format!("flow `{flow}`: {renewed} certificates were renewed"));
+            log(format!("flow `{flow}`: {} renewed", counted(renewed, "certificate")));
         }
     }
 }

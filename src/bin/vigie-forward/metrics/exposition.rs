@@ -34,9 +34,13 @@ pub(super) fn text(report: &InstanceReport) -> String {
         families.counter("route_messages_unreadable", messages, &[], routes.unreadable);
     }
     // After a reload, a flow that drains may have the name of one that runs, which comes first: its counters begin anew.
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut described) = (BTreeSet::new(), BTreeSet::new());
     for flow in &report.flows {
-        families.info(flow);
+        // Several that drain may differ in nothing that is said of them.
+        let FlowReport { name, between, path, side, state, .. } = flow;
+        if described.insert((name, between, path, side, state)) {
+            families.info(flow);
+        }
         if seen.insert(&flow.name) {
             families.flow(flow);
         }

@@ -45,7 +45,15 @@ pub(crate) fn bind(endpoint: &EndpointUri) -> Result<BoundMetrics, MetricsError>
     let broken = |error: io::Error| failed(error.to_string());
     let bound = match endpoint {
         EndpointUri::Tcp(address) => {
-            let listener = std::net::TcpListener::bind(address).map_err(broken)?;
+            let listener = std::net::TcpListener::bind(address).map_err(|error| {
+                let problem = error.to_string();
+                failed(match error.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        problem + ": another process listens there; `ss -tlpn` lists them: end it, or take another port"
+                    }
+                    _ => problem,
+                })
+            })?;
             listener.set_nonblocking(true).map_err(broken)?;
             let at = listener.local_addr().map_err(broken)?;
             log(format!("metrics at http://{at}/metrics and http://{at}/health"));

@@ -146,7 +146,7 @@ mod tests {
             bytes: 5_000_000,
             counters: [("accepted".to_owned(), 10), ("cut".to_owned(), 0)].into(),
             targets: vec![TargetReport {
-                target: "tcp:192.0.2.1:80".to_owned(),
+                target: "tcp://192.0.2.1:80".to_owned(),
                 weight: 3,
                 state: "avoided".to_owned(),
                 connections: 10,
@@ -172,8 +172,8 @@ web   relay  splice  draining      0     10  5000000        0
 
 web (relay, host): a -> b
   accepted 10
-  target            state    weight  active  connections  failures  checks failed
-  tcp:192.0.2.1:80  avoided       3       0           10         2              0
+  target              state    weight  active  connections  failures  checks failed
+  tcp://192.0.2.1:80  avoided       3       0           10         2              0
 ";
         assert_eq!(render(&before, None), expected);
         let mut report = before.clone();

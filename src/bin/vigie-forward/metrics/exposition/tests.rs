@@ -82,7 +82,7 @@ fn every_counter_is_a_sample() {
         checks_failed: 6,
         host: None,
     };
-    relay.targets = vec![target("tcp:192.0.2.1:80", "available"), target("unix:/x", "down")];
+    relay.targets = vec![target("tcp://192.0.2.1:80", "available"), target("unix:/x", "down")];
     relay
         .targets
         .push(TargetReport { host: Some("web.test".to_owned()), ..target("unix:/x", "avoided") });
@@ -113,7 +113,10 @@ fn every_counter_is_a_sample() {
         ("vigie_forward_translations{flow=\"router\"}", 16.0),
         ("vigie_forward_translations_percent_full{flow=\"router\"}", 17.0),
         ("vigie_forward_translations_refused_total{flow=\"router\"}", 18.0),
-        ("vigie_forward_target_available{flow=\"web\",target=\"tcp:192.0.2.1:80\",host=\"\"}", 1.0),
+        (
+            "vigie_forward_target_available{flow=\"web\",target=\"tcp://192.0.2.1:80\",host=\"\"}",
+            1.0,
+        ),
         ("vigie_forward_target_available{flow=\"web\",target=\"unix:/x\",host=\"\"}", 0.0),
         (
             "vigie_forward_target_failures_total{flow=\"web\",target=\"unix:/x\",host=\"web.test\"}",
@@ -127,12 +130,14 @@ fn every_counter_is_a_sample() {
     assert!(text.contains("between=\"unix:/a\\\"b\\\\c\\nd -> x\""), "{text}");
 }
 
-/// Goal: after a reload, the flow that runs is counted, and not the one of the same name that drains; both are shown. Method: both.
+/// Goal: after reloads, the flow that runs is counted, and not those of the same name that drain; both states are shown, once each.
+/// Method: one that runs, and two that drain and are alike.
 #[test]
 fn a_flow_that_drains_is_not_counted_twice() {
     let mut draining = flow("web", &[("accepted", 5)]);
     "draining".clone_into(&mut draining.state);
-    let samples = checked(&text(&report(vec![flow("web", &[("accepted", 1)]), draining])));
+    let samples =
+        checked(&text(&report(vec![flow("web", &[("accepted", 1)]), draining.clone(), draining])));
     assert_eq!(samples["vigie_forward_accepted_total{flow=\"web\"}"], 1.0);
     let infos = samples.keys().filter(|name| name.starts_with("vigie_forward_flow_info{")).count();
     assert_eq!(infos, 2);
