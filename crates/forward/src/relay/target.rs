@@ -42,7 +42,7 @@ pub struct Upstream<A = Endpoint> {
 pub(super) type TargetTls = Option<super::tls::TlsOrigination>;
 #[cfg(not(feature = "tls"))]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct TargetTls;
+pub(super) struct TargetTls {}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum UpstreamAddress<A> {
