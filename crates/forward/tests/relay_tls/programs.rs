@@ -73,10 +73,11 @@ fn openssl_is_a_target() {
     }
     let kit = Kit::shared();
     for version in ["-tls1_2", "-tls1_3"] {
-        let port =
-            TcpListener::bind(local()).and_then(|one| one.local_addr()).expect("a port").port();
+        // An address of this test's own: on a common one, another test could get the port before the server does.
+        let target =
+            TcpListener::bind("127.0.0.77:0").and_then(|one| one.local_addr()).expect("a port");
         let mut server = Command::new("openssl")
-            .args(["s_server", version, "-www", "-quiet", "-accept", &port.to_string(), "-cert"])
+            .args(["s_server", version, "-www", "-quiet", "-accept", &target.to_string(), "-cert"])
             .arg(kit.folder.path("web.chain.pem"))
             .arg("-key")
             .arg(kit.folder.path("web.key.pem"))
@@ -84,7 +85,6 @@ fn openssl_is_a_target() {
             .stderr(Stdio::null())
             .spawn()
             .expect("a program");
-        let target = std::net::SocketAddr::from(([127, 0, 0, 1], port));
         while std::net::TcpStream::connect(target).is_err() {
             assert_eq!(server.try_wait().expect("a process"), None, "it runs");
             std::thread::park_timeout(std::time::Duration::from_millis(5));
