@@ -11,7 +11,6 @@ use vigie_forward::relay::{TlsRouter, Upstream};
 use crate::{
     Serving,
     certificates::{Kit, has_program},
-    local,
     peers::plain_echo,
     relay, serve,
 };
