@@ -77,7 +77,7 @@ impl Detector for Restless {
     }
 }
 
-/// Goal: a detector that gives the server no rest delays nobody's events for ever: tasks, timers, sockets, doorbells and closures
+/// Goal: a detector that gives the server no rest does not stop the others: tasks, timers, sockets, doorbells and closures
 /// work on. Method: a request is pending at each kind of such a detector, on every flavor.
 #[test]
 fn restless_detectors_stop_no_other() {
