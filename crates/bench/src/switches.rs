@@ -1,7 +1,7 @@
 //! The costs of a task switch other than time: allocations and system calls.
 //!
 //! Two tasks that yield to each other, or one that waits for a socket again and again, run in a
-//! process with a counting allocator; the same process under `strace -c` shows the system calls.
+//! process with a counting allocator; the same process under `perf` or `strace -c` shows the system calls.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl Case for SwitchesPlan {
         self.only.iter().flat_map(rows).collect()
     }
 
-    /// Counts in processes of their own; system calls only where strace is installed.
+    /// Counts in processes of their own; system calls only where perf or strace is installed.
     fn measure(&self, plan: &SwitchPlan, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
         let SwitchPlan { system, kind, switches } = *plan;
         turn.shows(format!("{system}, switches: {}", kind.name()));
@@ -57,12 +57,15 @@ impl Case for SwitchesPlan {
             .note("switches", counts.switches)
             .note("allocations", counts.allocations)
             .figure("ns_per_switch", counts.elapsed.as_nanos() as f64 / switches as f64);
-        if kind != SwitchKind::Yield || !Trace::is_possible() {
+        if kind != SwitchKind::Yield {
             return Ok(found);
         }
         // What the process does before and after, it does in the empty run as well.
         let beside = SwitchPlan::new(system, kind, 0).system_calls()?;
-        Ok(found.note("system_calls", plan.system_calls()?.saturating_sub(beside)))
+        Ok(match (beside, plan.system_calls()?) {
+            (Some(beside), Some(calls)) => found.note("system_calls", calls.saturating_sub(beside)),
+            _ => found,
+        })
     }
 
     fn tables(&self, rows: &[Row]) -> String {
@@ -91,14 +94,15 @@ impl SwitchPlan {
         self.count_under(&[])
     }
 
-    /// Counts the system calls of the whole process, its start included, with `strace`.
+    /// Counts the system calls of the whole process, its start included; `None` where nothing can count them.
     ///
     /// # Errors
-    /// [`BenchError::Start`] if there is no strace.
-    pub(crate) fn system_calls(&self) -> Result<u64, BenchError> {
+    /// Of the process, or of the file with the sum.
+    pub(crate) fn system_calls(&self) -> Result<Option<u64>, BenchError> {
         let trace = Trace::new();
-        self.count_under(&trace.counting())?;
-        trace.total_calls()
+        let Some(counting) = trace.counting() else { return Ok(None) };
+        self.count_under(&counting)?;
+        trace.total_calls().map(Some)
     }
 
     fn count_under(&self, wrapper: &[String]) -> Result<SwitchCounts, BenchError> {

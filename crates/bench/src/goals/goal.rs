@@ -75,7 +75,7 @@ impl Goal {
 fn unmeasured_because(rows: &[Row]) -> String {
     let failure = rows.iter().find_map(|row| row.failure.clone());
     failure
-        .unwrap_or_else(|| "no such figure; system calls need strace (`apt install strace`)".into())
+        .unwrap_or_else(|| "no such figure; system calls need perf or strace (`apt install strace`)".into())
 }
 
 /// What goals are about.
