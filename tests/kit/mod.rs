@@ -9,7 +9,7 @@
 //! ```
 //!
 //! It is a module and not a crate because it is small, needs nothing but what every crate has, and says with `env!` which package
-//! and test program it is part of. `forked.rs`, which is unsafe, is taken in on its own.
+//! and test program it is part of. `forked.rs`, which is unsafe, and `log.rs`, which needs `tracing`, are taken in on their own.
 
 pub(crate) mod child;
 pub(crate) mod folder;

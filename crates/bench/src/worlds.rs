@@ -1,12 +1,16 @@
-//! What a simulated world costs: seeds of the example `lost_answer`, and an idle node.
+//! What a simulated world costs: seeds of the example `lost_answer`, an idle node, and a service beside other simulators.
 //!
-//! Question: how many seeds does an hour of one core try, and what does a simulated second of a node cost that does nothing?
+//! Question: how many seeds does an hour of one core try, what does a simulated second of a node cost that does nothing, and how many seeds of
+//! one service over TCP does vigie run for one of turmoil's or madsim's?
 //! Prediction: a seed of the example is some 1500 polls and 500 packets of less than a microsecond each, so less than a millisecond, or
-//! some 4 million seeds in an hour; an idle node has one timer each second, so one step of the loop, a microsecond. Method: the example's own
-//! program, with its 229 worlds, as long as its process runs; a node with an interval of a second for 50 000 simulated seconds. One core,
-//! seven runs, of which the median counts.
+//! some 4 million seeds in an hour; an idle node has one timer each second, so one step of the loop, a microsecond; fewer seeds than madsim, whose
+//! messages are one event where vigie's TCP has packets. Method: the example's own program, with its 229 worlds, as long as its process runs; a
+//! node with an interval of a second for 50 000 simulated seconds. One core, seven runs, of which the median counts. The peers: `scripts/simulators`.
+
+mod peers;
 
 use std::env;
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -34,13 +38,13 @@ const IDLE_SECONDS: u32 = 50_000;
 
 const RUNS: usize = 7;
 
-/// Simulated worlds: a minute, with the build of the example.
+/// Simulated worlds: five minutes, of which most build the example and the peers.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WorldsPlan {}
 
 impl Plan for WorldsPlan {
     fn cases(&self) -> usize {
-        1
+        2
     }
 
     fn run(&self, _seed: u64, _progress: &mut Progress) -> Result<Outcome, BenchError> {
@@ -53,7 +57,9 @@ impl Plan for WorldsPlan {
             }
             Err(failure) => row.failure = Some(failure),
         }
-        Ok(Outcome { rows: vec![row], priority: None })
+        let mut rows = vec![row];
+        rows.extend(peers::rows(Path::new(&target_folder())));
+        Ok(Outcome { rows, priority: None })
     }
 
     fn tables(&self, rows: &[Row]) -> String {
@@ -61,7 +67,9 @@ impl Plan for WorldsPlan {
             ("seeds of lost_answer an hour", Show::Number(SEEDS_PER_HOUR)),
             ("µs for a second of an idle node", Show::Fixed(IDLE_US, 2)),
         ];
-        table("Simulated worlds", rows, &columns)
+        let (own, beside): (Vec<Row>, Vec<Row>) =
+            rows.iter().cloned().partition(|row| row.case == CASE);
+        format!("{}\n{}", table("Simulated worlds", &own, &columns), peers::table_of(&beside))
     }
 }
 
@@ -103,8 +111,7 @@ fn example_seconds() -> Result<f64, String> {
     if !status.success() {
         return Err("the example does not build".to_owned());
     }
-    let folder = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let program = Path::new(&folder).join("release/examples/lost_answer");
+    let program = Path::new(&target_folder()).join("release/examples/lost_answer");
     let run = || {
         let begin = monotonic_now();
         let status = Command::new(&program).stdout(Stdio::null()).status();
@@ -116,6 +123,10 @@ fn example_seconds() -> Result<f64, String> {
     };
     let seconds: Vec<f64> = (0..RUNS).map(|_| run()).collect::<Result<_, _>>()?;
     Ok(median(seconds.into_iter()))
+}
+
+fn target_folder() -> OsString {
+    env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into())
 }
 
 fn since(begin: Instant) -> f64 {

@@ -22,6 +22,8 @@ use vigie_detect::{
 mod faults;
 #[path = "engine/given_up.rs"]
 mod given_up;
+#[path = "../../../tests/kit/log.rs"]
+mod log;
 #[path = "engine/names.rs"]
 mod names;
 #[path = "engine/taken_in.rs"]

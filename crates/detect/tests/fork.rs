@@ -1,6 +1,7 @@
 //! A process that forks without exec: how its child uses inherited objects, and the effect on the
 //! parent's. Each child is a real one.
 
+#![cfg(not(loom))]
 #![expect(unsafe_code, reason = "a signal is raised")]
 
 #[path = "../../../tests/kit/forked.rs"]

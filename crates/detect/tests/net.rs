@@ -1,5 +1,7 @@
 //! The sockets of `net` on a host thread, in tokio: data sent arrives.
 
+#![cfg(not(loom))]
+
 #[path = "../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;

@@ -1,6 +1,8 @@
 //! The sockets of `net` under failures: typed errors, nothing hangs, and everything that can continue
 //! does.
 
+#![cfg(not(loom))]
+
 #[path = "../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;

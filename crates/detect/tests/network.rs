@@ -1,5 +1,7 @@
 //! Sockets of the simulated network: what the kernel promises of real ones, in virtual time.
 
+#![cfg(not(loom))]
+
 use std::{
     cell::RefCell,
     future::Future,

@@ -1,5 +1,7 @@
 //! What a simulation has, and what it refuses.
 
+#![cfg(not(loom))]
+
 use std::{
     fs::File,
     io,

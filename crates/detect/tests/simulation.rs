@@ -1,6 +1,8 @@
 //! The server in virtual time: what is polled when, a policy's decisions from a history, and that a run
 //! is a function of its seed.
 
+#![cfg(not(loom))]
+
 #[expect(dead_code, reason = "these tests use a part of it")]
 mod scripted;
 

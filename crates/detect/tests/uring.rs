@@ -2,7 +2,7 @@
 //! that end, servers that end. Nothing sleeps; a loop that drives a server has a guard against
 //! hanging.
 
-#![cfg(feature = "uring")]
+#![cfg(all(feature = "uring", not(loom)))]
 
 use std::{
     future::Future,

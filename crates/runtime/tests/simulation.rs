@@ -20,7 +20,7 @@ use self::kit::folder::Folder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
 use vigie_runtime::{
-    simulation::{self, Disk, Link, RandomFaults, World},
+    simulation::{self, Disk, FaultKind, Link, RandomFaults, World},
     spawn, time,
 };
 
@@ -445,6 +445,7 @@ fn fails_by_a_drawn_fault() {
         let main = world.main();
         world.block_on(async {
             RandomFaults::new([&server, &forgetful, &main])
+                .every(FaultKind::ClockJump, millis(1000))
                 .down_max(1)
                 .length(millis(20_000))
                 .run()

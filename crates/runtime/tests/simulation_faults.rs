@@ -99,9 +99,8 @@ fn drawn_faults_have_their_bounds() {
             targets.insert(node);
         }
     }
-    let expected =
-        ["clock", "crash", "cut", "disk", "full", "kill", "link", "pause", "restart", "slow"];
-    assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    let expected = "SIGTERM clock crash cut disk full kill link pause restart slow";
+    assert_eq!(kinds.into_iter().collect::<Vec<_>>().join(" "), expected);
     assert_eq!(targets.len(), 6, "{targets:?}");
     assert!(firsts.len() > 35, "the seeds differ");
 }

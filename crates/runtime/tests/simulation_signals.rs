@@ -15,7 +15,7 @@ use vigie_runtime::{
         self,
         unix::{SignalKind, signal},
     },
-    simulation::{self, Node, TraceEventKind, World},
+    simulation::{self, FaultKind, Node, RandomFaults, TraceEventKind, World},
     spawn, time,
 };
 
@@ -149,4 +149,41 @@ fn signals_without_a_listener_have_their_default() {
         assert!(listened.await.expect("no panic"));
         assert!(is_alive(&node, SignalKind::INTERRUPT).await);
     });
+}
+
+/// Goal: a drawn SIGTERM asks a service to end, and its end starts the service again, whether it had listened or not; the
+/// restart is no fault of its own. Method: a service that ends in order and one that does not listen, by 20 seeds; each
+/// fault of the record is the signal.
+#[test]
+fn a_drawn_sigterm_ends_in_a_restart() {
+    let (mut orderly, mut sent) = (0, 0);
+    for seed in 0..20 {
+        let mut world = World::new(seed);
+        world.record(100_000);
+        let counts = Counts::default();
+        let listening = counts.clone();
+        let listening = world.node("listening").run(move || listening.clone().serve());
+        let deaf = world.node("deaf").run(|| async {
+            let listener = TcpListener::bind("0.0.0.0:7").await?;
+            loop {
+                listener.accept().await?;
+            }
+            #[expect(unreachable_code, reason = "it is the type of a program")]
+            Ok::<(), io::Error>(())
+        });
+        world.block_on(async {
+            let faults = RandomFaults::new([&listening, &deaf]).only([FaultKind::Terminate]);
+            faults.every(FaultKind::Terminate, secs(5)).down_max(1).run().await;
+            time::sleep(secs(1)).await;
+            for name in ["listening", "deaf"] {
+                assert!(TcpStream::connect((name, 7)).await.is_ok(), "seed {seed}: {name}");
+            }
+        });
+        let all = faults(&world);
+        assert!(all.iter().all(|fault| fault.ends_with(" SIGTERM")), "seed {seed}: {all:?}");
+        sent += all.len();
+        orderly += counts.now().1;
+    }
+    let orderly = usize::try_from(orderly).expect("it is small");
+    assert!(orderly > 20 && sent > orderly + 20, "{orderly} of {sent}");
 }

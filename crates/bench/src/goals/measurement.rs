@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 43] = [
+const CASES: [&str; 44] = [
     "any",
     "barrier",
     "barrier-sim",
@@ -300,6 +300,7 @@ const CASES: [&str; 43] = [
     "segments",
     "service",
     "simulation",
+    "simulators",
     "slowdown-holds",
     "start",
     "switches",

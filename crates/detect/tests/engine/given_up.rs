@@ -1,20 +1,13 @@
 //! What is said of a detector that the server gives up.
 
-use std::{
-    fmt, io,
-    pin::pin,
-    sync::{Arc, Mutex},
-    task::Poll,
-};
+use std::{io, pin::pin, task::Poll};
 
-use tracing::{
-    Event, Metadata, Subscriber,
-    field::{Field, Visit},
-    span,
-};
 use vigie_detect::{ArmOutcome, Engine, EngineContext, EngineHost, Registration};
 
-use super::faults::{poll, prepare, server};
+use super::{
+    faults::{poll, prepare, server},
+    log::Log,
+};
 
 /// Cannot be armed.
 struct Unarmed;
@@ -32,48 +25,12 @@ impl Engine for Unarmed {
     }
 }
 
-/// Keeps the text of each event.
-#[derive(Clone, Default)]
-struct Listener(Arc<Mutex<Vec<String>>>);
-
-impl Subscriber for Listener {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text(event.metadata().level().to_string());
-        event.record(&mut text);
-        self.0.lock().expect("no panic").push(text.0);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-struct Text(String);
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.0 += &format!(" {}={value:?}", field.name());
-    }
-}
-
 /// Goal: the cause of an engine's failure is in the text of its waiters' errors, and is logged once with the name of the handle.
 /// Method: an engine whose `arm` fails, two waiters and a late one; a listener on the thread of the host.
 #[test]
 fn the_cause_of_an_end_is_told() {
-    let listener = Listener::default();
-    tracing::subscriber::with_default(listener.clone(), || {
+    let log = Log::new(|_| true);
+    tracing::subscriber::with_default(log.clone(), || {
         let (server, mut driver) = server();
         let host = EngineHost::new(&server, Unarmed, Registration::named("unarmed"));
         let host = host.expect("it is registered");
@@ -88,9 +45,8 @@ fn the_cause_of_an_end_is_told() {
             assert_eq!(error.to_string(), "the detector failed the request: no arming");
         }
     });
-    let told = listener.0.lock().expect("no panic").clone();
-    let errors: Vec<_> = told.iter().filter(|text| text.starts_with("ERROR")).collect();
-    assert_eq!(errors.len(), 1, "{told:?}");
+    let errors = log.with("ERROR");
+    assert_eq!(errors.len(), 1, "{:?}", log.with(""));
     for part in ["handle=\"unarmed\"", "no arming"] {
         assert!(errors[0].contains(part), "{part}: {}", errors[0]);
     }

@@ -137,23 +137,37 @@ impl Node {
     /// ```
     #[track_caller]
     pub fn signal(&self, kind: SignalKind) {
-        let (shared, number) = (self.shared(), kind.as_raw());
-        let is_caught = shared.server.has_caught(number);
-        match number {
+        match kind.as_raw() {
             libc::SIGCONT => self.resume(),
             libc::SIGSTOP => return self.pause(),
-            libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU if !is_caught => return self.pause(),
+            number @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
+                if !self.shared().server.has_caught(number) =>
+            {
+                return self.pause();
+            }
             _ => {}
         }
+        self.deliver(kind);
+    }
+
+    /// Sends a signal that does not pause it, and returns whether that was left out.
+    #[track_caller]
+    fn deliver(&self, kind: SignalKind) -> bool {
+        let (shared, number) = (self.shared(), kind.as_raw());
         // It is counted whatever becomes of it, so that the numbers of later faults do not depend on that.
         let recorder = &self.world.recorder;
-        if is_caught || is_ignored(number) || self.is_down() {
-            if recorder.admit(self.id, || kind.to_string()) {
+        if shared.server.has_caught(number) || is_ignored(number) || self.is_down() {
+            let is_admitted = recorder.admit(self.id, || kind.to_string());
+            if is_admitted {
                 shared.server.raise(number);
             }
-        } else if recorder.admit_end(self.id, &kind.to_string()) {
+            return !is_admitted;
+        }
+        let is_admitted = recorder.admit_end(self.id, &kind.to_string());
+        if is_admitted {
             self.world.request(Fault::Kill(self.id));
         }
+        !is_admitted
     }
 
     /// Sets how its disk behaves from now on. That is a fault, which shrinking may leave out; the default, [`Disk::new`], ends it.
@@ -289,6 +303,20 @@ impl Node {
         })
     }
 
+    /// Asks its process to end, as a service manager does, until the returned closure is called: that ends what is left of the process, and
+    /// starts the next one.
+    pub(super) fn terminate_for_a_time(&self) -> FaultEnd {
+        let is_left_out = self.deliver(SignalKind::terminate());
+        let node = self.clone();
+        Box::new(move || {
+            // No fault of its own: without the signal, there is nothing to start again; with it, the process may have ended by itself.
+            node.world.recorder.admit_restart(node.id, true);
+            if !is_left_out {
+                node.world.request(Fault::Restart(node.id));
+            }
+        })
+    }
+
     /// Moves its wall clock until the returned closure is called, which moves it back.
     pub(super) fn clock_for_a_time(&self, by: Duration, forward: bool) -> FaultEnd {
         let (world, id) = (Arc::clone(&self.world), self.id);
@@ -409,7 +437,7 @@ impl fmt::Debug for NodeBuilder<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, future::pending};
+    use std::{cell::Cell, convert::Infallible, future::pending, rc::Rc};
 
     use super::*;
     use crate::{flavor::simulated::FaultPlan, time::sleep};
@@ -433,6 +461,30 @@ mod tests {
                     assert!(!node.is_down(), "{plan:?}");
                 });
             }
+        }
+    }
+
+    /// Goal: a drawn SIGTERM that is left out does not start its node again either. Method: the starts of a node with the fault and without it.
+    #[test]
+    fn a_sigterm_that_is_left_out_restarts_nothing() {
+        for (kept, starts) in [(&[][..], 1), (&[0], 2)] {
+            let mut world = World::new(1);
+            let kept = Some(kept.iter().copied().collect());
+            world.simulated().recorder.set_plan(FaultPlan { kept, ..FaultPlan::default() });
+            let started = Rc::new(Cell::new(0));
+            let count = Rc::clone(&started);
+            let node = world.node("service").run(move || {
+                count.set(count.get() + 1);
+                pending::<Infallible>()
+            });
+            world.block_on(async {
+                sleep(Duration::from_millis(1)).await;
+                let end = node.terminate_for_a_time();
+                sleep(Duration::from_millis(1)).await;
+                end();
+                sleep(Duration::from_millis(1)).await;
+            });
+            assert_eq!(started.get(), starts);
         }
     }
 }

@@ -33,10 +33,15 @@ pub enum FaultKind {
     FullDisk,
     /// A node's wall clock jumps forward or back, and is set right later: see [`RandomFaults::clock_jump`].
     ClockJump,
+    /// A node's process gets SIGTERM, as from a service manager, and is started again later. If it has not ended by then, it is killed; one
+    /// that does not [listen](crate::signal::unix::signal) to SIGTERM ends at once. What other signals mean is the service's own affair:
+    /// send them with [`Node::signal`].
+    Terminate,
 }
 
 impl FaultKind {
-    const ALL: [Self; 11] = [
+    /// In the order in which they get their generators: a new one comes last, so that it moves none of the others.
+    const ALL: [Self; 12] = [
         Self::Crash,
         Self::Kill,
         Self::Restart,
@@ -48,6 +53,7 @@ impl FaultKind {
         Self::DiskErrors,
         Self::FullDisk,
         Self::ClockJump,
+        Self::Terminate,
     ];
 }
 
@@ -241,7 +247,11 @@ impl RandomFaults {
             nodes.get(usize::try_from(index).unwrap_or(0)).copied()
         };
         Some(match kind {
-            FaultKind::Crash | FaultKind::Kill | FaultKind::Restart | FaultKind::Pause => {
+            FaultKind::Crash
+            | FaultKind::Kill
+            | FaultKind::Restart
+            | FaultKind::Pause
+            | FaultKind::Terminate => {
                 let can_end = |index: &usize| !self.nodes[*index].is_main();
                 let node = of(random, &all.into_iter().filter(can_end).collect::<Vec<_>>())?;
                 FaultAction::Process { kind, node }
@@ -279,6 +289,7 @@ impl RandomFaults {
                 match kind {
                     FaultKind::Crash => node.crash(),
                     FaultKind::Kill => node.kill(),
+                    FaultKind::Terminate => return node.terminate_for_a_time(),
                     FaultKind::Pause => {
                         node.pause();
                         return Box::new(move || node.resume());

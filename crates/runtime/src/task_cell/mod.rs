@@ -238,7 +238,6 @@ impl<F: Future> Future for TaskFuture<F> {
             Err(payload) => {
                 tracing::error!(task = %this.info.site, "a task panicked");
                 this.info.note_panic();
-                poll::note_panic();
                 Poll::Ready(Outcome::new(this.info.id, Err(payload)))
             }
         }

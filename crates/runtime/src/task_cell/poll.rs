@@ -18,8 +18,6 @@ use crate::{
 };
 
 thread_local! {
-    /// A task's poll on this thread has ended by a panic since this was last asked.
-    static HAS_PANICKED: Cell<bool> = const { Cell::new(false) };
     static LONG_POLL: RefCell<Option<EndedPoll>> = const { RefCell::new(None) };
     static POLL: PollClock = const {
         PollClock {
@@ -115,16 +113,6 @@ pub(super) fn was_asleep() -> bool {
 /// For a thread that is not watched.
 const fn never() -> bool {
     false
-}
-
-/// Notes that the current poll on this thread has ended by a panic.
-pub(super) fn note_panic() {
-    let _ = HAS_PANICKED.try_with(|has_panicked| has_panicked.set(true));
-}
-
-/// Returns whether a poll on this thread has ended by a panic since the last call.
-pub(crate) fn take_panic() -> bool {
-    HAS_PANICKED.try_with(|has_panicked| has_panicked.replace(false)).unwrap_or(false)
 }
 
 /// Begins a poll at `now` of a task with `credit`, whose own polls have earned it trust or not.

@@ -1,67 +1,23 @@
 //! The event that names a hog.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
-use tracing::{
-    Event, Level, Metadata, Subscriber,
-    field::{Field, Visit},
-    span,
-};
+use tracing::Level;
 use vigie_detect::clock::monotonic_now;
 use vigie_runtime::{Flavor, Runtime, task};
 
-use crate::kit::guard::against_hang;
-
-/// Keeps the text of each event about hogs.
-#[derive(Clone, Default)]
-struct Listener(Arc<Mutex<Vec<String>>>);
-
-impl Subscriber for Listener {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "vigie_runtime::hog"
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text(event.metadata().level().to_string());
-        event.record(&mut text);
-        self.0.lock().expect("no panic").push(text.0);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-struct Text(String);
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.0 += &format!(" {}={value:?}", field.name());
-    }
-}
+use crate::{kit::guard::against_hang, log::Log};
 
 /// Goal: a hog is named once, with its name and spawn site, in a warning; a second one from the same
 /// place is not, as long as it follows at once. Method: a listener on the thread that runs the tasks.
 #[test]
 fn a_hog_is_named_once() {
     against_hang(|| {
-        let listener = Listener::default();
+        let log = Log::new(|metadata| metadata.target() == "vigie_runtime::hog");
         let quantum = Duration::from_micros(100);
         let builder = Runtime::builder().flavor(Flavor::UserLevel).quantum(quantum);
         let runtime = builder.build().expect("a runtime");
-        let (began, hogs) = tracing::subscriber::with_default(listener.clone(), || {
+        let (began, hogs) = tracing::subscriber::with_default(log.clone(), || {
             runtime.block_on(async {
                 let began = monotonic_now();
                 for _ in 0..10 {
@@ -76,7 +32,7 @@ fn a_hog_is_named_once() {
             })
         });
         let is_quick = monotonic_now() - began < Duration::from_secs(1);
-        let told = listener.0.lock().expect("no panic").clone();
+        let told = log.with("");
         assert_eq!(hogs, 10);
         let first = told.first().expect("it is told");
         assert!(first.starts_with(&Level::WARN.to_string()), "{first}");

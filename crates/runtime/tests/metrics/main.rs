@@ -5,6 +5,8 @@ mod flavors;
 #[path = "../../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
+#[path = "../../../../tests/kit/log.rs"]
+mod log;
 #[path = "../settle/mod.rs"]
 mod settle;
 

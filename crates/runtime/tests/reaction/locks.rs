@@ -1,7 +1,6 @@
 //! A lock that a hog holds delays the tasks that need it, each on one thread, and no others.
 
 use std::{
-    fmt,
     io::{Read, Write},
     os::unix::net::UnixStream as StdUnixStream,
     sync::{
@@ -12,17 +11,14 @@ use std::{
 };
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tracing::{
-    Event, Level, Metadata, Subscriber,
-    field::{Field, Visit},
-    span,
-};
+use tracing::Level;
 use vigie_detect::net::UnixStream;
 use vigie_runtime::{JoinHandle, Runtime, task, time, yield_now};
 
 use crate::{
     hogs::{Hogs, each, each_with, eventually},
     kit::{child::in_child, guard::against_hang},
+    log::Log,
     settle,
 };
 
@@ -259,48 +255,11 @@ fn more_comers_than_threads() {
     });
 }
 
-/// Keeps the text of each warning and error.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().expect("not poisoned").push(text.0);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-impl Warnings {
-    /// Returns those that contain `part`.
-    fn of(&self, part: &str) -> Vec<String> {
-        let texts = self.0.lock().expect("not poisoned");
-        texts.iter().filter(|text| text.contains(part)).cloned().collect()
-    }
-}
-
-struct Text(String);
-
-impl Visit for Text {
-    fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
-        self.0 += &format!("{value:?} ");
-    }
+/// Keeps the warnings and errors of all threads.
+fn log_warnings() -> Log {
+    let log = Log::new(|metadata| *metadata.level() <= Level::WARN);
+    tracing::subscriber::set_global_default(log.clone()).expect("there was none");
+    log
 }
 
 /// Goal: a warning says once that the bound is reached. Method: one worker and one reserve thread hog, in a
@@ -308,10 +267,9 @@ impl Visit for Text {
 #[test]
 fn the_bound_is_told_of_once() {
     in_child("locks::the_bound_is_told_of_once", || {
-        let warnings = Warnings::default();
-        tracing::subscriber::set_global_default(warnings.clone()).expect("there was none");
+        let warnings = log_warnings();
         let runtime = Runtime::builder().workers(1).reserve_threads(1).build().expect("a runtime");
-        let told = || warnings.of("every reserve thread");
+        let told = || warnings.with("every reserve thread");
         assert!(told().is_empty());
         let hogs = Hogs::start(runtime.handle(), 4, 2);
         let refused = || runtime.handle().metrics().reserve.map_or(0, |reserve| reserve.refused);
@@ -333,8 +291,7 @@ fn the_bound_is_told_of_once() {
 fn a_deadlock_by_the_bound_is_named() {
     in_child("locks::a_deadlock_by_the_bound_is_named", || {
         const THREADS: usize = 4;
-        let warnings = Warnings::default();
-        tracing::subscriber::set_global_default(warnings.clone()).expect("there was none");
+        let warnings = log_warnings();
         let builder = Runtime::builder().workers(2).reserve_threads(THREADS - 2);
         let runtime = builder.build().expect("a runtime");
         let lock = Arc::new(Mutex::new(()));
@@ -343,7 +300,7 @@ fn a_deadlock_by_the_bound_is_named() {
             let outside = {
                 let warnings = warnings.clone();
                 std::thread::spawn(move || {
-                    eventually(|| warnings.of("a deadlock").len() == round);
+                    eventually(|| warnings.with("a deadlock").len() == round);
                     let_go.send(()).expect("the holder waits");
                 })
             };
@@ -373,14 +330,18 @@ fn a_deadlock_by_the_bound_is_named() {
             });
             outside.join().expect("no panic");
         }
-        let told = warnings.of("a deadlock");
+        let told = warnings.with("a deadlock");
         assert_eq!(told.len(), 2, "{told:?}");
         for text in told {
             let named = text.matches("the task spawned at ").count();
             assert!(named == THREADS && text.contains("locks.rs"), "{text}");
             assert!(!text.contains("computes"), "{text}");
         }
-        assert_eq!(warnings.of("every reserve thread").len(), 1, "the bound is told of as before");
+        assert_eq!(
+            warnings.with("every reserve thread").len(),
+            1,
+            "the bound is told of as before"
+        );
     });
 }
 
@@ -388,12 +349,11 @@ fn a_deadlock_by_the_bound_is_named() {
 #[test]
 fn a_hog_is_named_while_it_lasts() {
     in_child("locks::a_hog_is_named_while_it_lasts", || {
-        let warnings = Warnings::default();
-        tracing::subscriber::set_global_default(warnings.clone()).expect("there was none");
+        let warnings = log_warnings();
         let runtime = Runtime::builder().workers(1).reserve_threads(0).build().expect("a runtime");
         let greedy = async move {
             let is_named = |text: &String| text.contains("greedy") && text.contains("locks.rs");
-            while !warnings.of("a task holds its thread").iter().any(is_named) {
+            while !warnings.with("a task holds its thread").iter().any(is_named) {
                 std::hint::spin_loop();
             }
         };

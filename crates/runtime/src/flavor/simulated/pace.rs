@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
     io::{Write, stderr},
-    panic::Location,
+    panic::{self, Location},
     time::Duration,
 };
 
@@ -13,8 +13,7 @@ use vigie_detect::{Instant, NodeId, clock::monotonic_now};
 use super::world::{Failure, SimulatedWorld, running};
 use crate::{
     kernel_help::sleeps_in_kernel,
-    sync::{Arc, RealMutex, lock_real, thread_local},
-    task_cell::poll::take_panic,
+    sync::{Arc, OnceLock, RealMutex, lock_real, thread, thread_local},
 };
 
 /// So many polls without a pause are a livelock.
@@ -33,6 +32,8 @@ thread_local! {
     static POLLED: Cell<Option<PolledTask>> = const { Cell::new(None) };
     /// The number of readings of std's clock in this poll.
     static READINGS: Cell<u32> = const { Cell::new(0) };
+    /// Something has panicked in this poll, whether that ended it or was caught in it.
+    static HAS_PANICKED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The task that a thread polls in a simulation, or the future of `block_on`.
@@ -58,7 +59,7 @@ impl PolledTask {
     pub(super) fn enter(self) -> PollGuard {
         POLLED.with(|polled| polled.set(Some(self)));
         READINGS.with(|readings| readings.set(0));
-        take_panic();
+        HAS_PANICKED.with(|has_panicked| has_panicked.set(false));
         PollGuard
     }
 
@@ -118,6 +119,7 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(polls_max: u64) -> Self {
+        note_panics();
         let (last, sleeps) = (monotonic_now(), sleeps_in_kernel());
         Self { last, sleeps, polls_max, polls: 0, counts: BTreeMap::new() }
     }
@@ -151,7 +153,7 @@ impl Pace {
         // A page that is read from a disk is no wait of the task's.
         let has_slept = sleeps.0 > self.sleeps.0 && sleeps.1 == self.sleeps.1;
         // The message of a panic may have a backtrace, for which std reads files.
-        if !take_panic() {
+        if !HAS_PANICKED.with(Cell::get) {
             if has_slept {
                 let what = "slept or waited in the kernel: use the runtime's timers and sockets";
                 warn(world, polled, what, took);
@@ -183,6 +185,22 @@ impl Pace {
         let lines: Vec<_> = lines.collect();
         format!("{} polls without a pause, {}", self.polls, lines.join("; "))
     }
+}
+
+/// Has each panic of this process noted before it is printed, which may take long. Only the hook sees those that a task catches itself.
+fn note_panics() {
+    static HOOKED: OnceLock<()> = OnceLock::new();
+    if thread::panicking() {
+        // The hook cannot be changed now.
+        return;
+    }
+    HOOKED.get_or_init(|| {
+        let previous = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let _ = HAS_PANICKED.try_with(|has_panicked| has_panicked.set(true));
+            previous(info);
+        }));
+    });
 }
 
 /// Names a task on standard error, also where the output of tests that pass is not shown; each task and reason once in this process.

@@ -1,4 +1,6 @@
-//! Relays in a simulated world: their own code, on nodes that crash and links that lose.
+//! Relays in a simulated world: their own code, on nodes that crash and links that lose, and beside targets that become black holes.
+
+mod checks;
 
 use std::{io, net::SocketAddr, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Relays in a simulated world: checks of targets that become black holes, and targets by name, in virtual time.
+//! Checks of targets that become black holes, and targets by name, in virtual time.
 
 use std::{
     io,
@@ -16,9 +16,7 @@ use vigie_runtime::{
     spawn, time,
 };
 
-const fn millis(count: u64) -> Duration {
-    Duration::from_millis(count)
-}
+use super::millis;
 
 /// A service that sends its letter.
 async fn serve(letter: u8) -> io::Result<()> {
