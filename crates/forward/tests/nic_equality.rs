@@ -288,13 +288,52 @@ fn flows_are_taken_over_when_asked_for() {
             } else {
                 NatFlow::new(original, translated)
             };
-            emulator.add_flow(&flow).expect("room");
+            emulator.add_flow(&flow, now).expect("room");
             assert!(passes(&mut emulator, now));
             now += Duration::from_secs(100_000);
             assert_eq!(table.expire(now), 1);
             emulator.follow().expect("room");
             assert!(!passes(&mut emulator, now));
         }
+    }
+}
+
+/// Goal: no datagram overtakes earlier ones of its flow that the host may still have. Method: a flow that is taken over
+/// goes up while its datagrams come without a gap of 10 ms, and by the program after the first gap, at each place.
+#[test]
+fn a_flow_is_taken_over_after_a_gap() {
+    let [inside, server, external] =
+        ["10.0.0.2", "10.9.0.1", "192.0.2.1"].map(|text| text.parse::<IpAddr>().expect("one"));
+    let start = Instant::from_nanos(1_000_000_000);
+    for place in [AttachMode::Native, AttachMode::Tcx] {
+        let table = NatTable::builder().seed(3).build();
+        let original = NatTuple {
+            protocol: 17,
+            source: NatEndpoint::new(inside, 5000),
+            destination: NatEndpoint::new(server, 80),
+            is_echo_reply: false,
+        };
+        let translated = table.open(original, (Some(external), None), None, start).expect("room");
+        let host: Vec<Box<dyn Stage>> = vec![Box::new(Nat::new(table))];
+        let config = NicConfig::new().default_port(PORTS[2]).asked_flows();
+        let mut emulator =
+            Emulator::at(place, &borrowed(&host), &PORTS, &config).expect("it compiles");
+        let flow = NatFlow::new(original, translated);
+        emulator.add_flow(&flow, start).expect("room");
+        let mut frame = segment((inside, 5000), (server, 80), 0, 0, 0);
+        frame[23] = 17;
+        frame[38..40].copy_from_slice(&20_u16.to_be_bytes());
+        let mut packet = Packet::new(PORTS[0], &frame);
+        packet.fill_checksums().expect("it is whole");
+        let micros = [10, 20, 9000, 18_999, 28_998, 39_000, 39_001, 90_000];
+        let by_program = micros.map(|micros| {
+            // Asking again changes nothing.
+            emulator.add_flow(&flow, start).expect("room");
+            let now = start + Duration::from_micros(micros);
+            let verdict = emulator.process(PORTS[0], &mut PacketBuffer::new(packet.bytes()), now);
+            verdict.expect("no fault") != EmulatorVerdict::PassedUp
+        });
+        assert_eq!(by_program, [false, false, false, false, false, true, true, true]);
     }
 }
 

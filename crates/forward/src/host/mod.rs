@@ -34,8 +34,8 @@
 //! # What senders leave undone
 //! Between the ends of a veth pair checksums are not computed and segments are not cut, since each end treats the other
 //! as a network card. Checksums are completed before the stages, which can thus rely on them: AF_PACKET tells which are
-//! missing; with AF_XDP the partial sum in the field gives them away. Segments are cut ([`Segments::Cut`]) or dropped
-//! and counted ([`DropReason::Segments`]).
+//! missing; with AF_XDP the partial sum in the field gives them away. Segments pass whole or are cut ([`Segments::Cut`]), or are
+//! dropped and counted ([`DropReason::Segments`]).
 //!
 //! # Interfaces that go down or disappear
 //! While an interface is down, packets for it are dropped and counted. An interface that disappears, with its namespace
@@ -71,17 +71,16 @@ pub fn link(name: impl Into<String>) -> LinkBuilder {
         .send_frames(1024)
 }
 
-/// The treatment of a frame that holds several TCP segments, which no network card has cut.
+/// The treatment of a frame that holds several segments, which no network card has cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "they are cut, or they are not")]
+#[expect(clippy::exhaustive_enums, reason = "they pass, or they do not")]
 pub enum Segments {
     /// They are dropped and counted.
     #[default]
     Refuse,
-    /// They are cut to the smallest MTU of all interfaces: the frame does not tell the sender's segment size, and
-    /// longer ones would be refused again and again on output. The link must accept them whole
-    /// ([`LinkBuilder::segments`]), and use AF_PACKET. UDP segments are still refused: the frame does not say where to
-    /// cut them.
+    /// They pass whole, of TCP and of UDP, if the link of arrival takes them ([`LinkBuilder::segments`]) and all others send them
+    /// ([`LinkBuilder::sends_segments`]), and if each fits all interfaces. Otherwise those of TCP are cut to the smallest MTU of all
+    /// interfaces, and those of UDP are dropped and counted.
     Cut,
 }
 

@@ -139,8 +139,8 @@ impl Emulator {
     ///
     /// # Errors
     /// [`EmulatorError::Follow`].
-    pub fn add_flow(&mut self, flow: &NatFlow) -> Result<(), EmulatorError> {
-        Ok(self.follower.add_flow(&mut self.maps, flow)?)
+    pub fn add_flow(&mut self, flow: &NatFlow, now: Instant) -> Result<(), EmulatorError> {
+        Ok(self.follower.add_flow(&mut self.maps, flow, now)?)
     }
 
     /// Runs the program on a packet.

@@ -145,9 +145,12 @@ impl Follower {
         &mut self,
         maps: &mut [T],
         flow: &NatFlow,
+        now: Instant,
     ) -> Result<(), FollowError> {
         self.follow(maps)?;
-        MapWriter { follower: self, maps }.add_flow(flow)
+        // Its first packets wait for each other: a SYN for nothing, its answer for the SYN.
+        let handed_over = (flow.original.protocol != TCP).then_some(now);
+        MapWriter { follower: self, maps }.add_flow(flow, handed_over)
     }
 
     /// Refreshes flows in the host's table whose packets the program has translated since they were last examined;
@@ -222,7 +225,7 @@ impl<T: BpfMap> MapWriter<'_, T> {
             match update {
                 Update::Snapshot(flows) => self.all_flows(&flows)?,
                 Update::Change(NatChange::Added(_)) if self.follower.takes_asked => {}
-                Update::Change(NatChange::Added(flow)) => self.add_flow(&flow)?,
+                Update::Change(NatChange::Added(flow)) => self.add_flow(&flow, None)?,
                 Update::Change(NatChange::Removed(flow)) => {
                     for (tuple, _) in flow.translations() {
                         self.remove_translation(&tuple)?;
@@ -378,10 +381,14 @@ impl<T: BpfMap> MapWriter<'_, T> {
         if self.follower.takes_asked {
             return Ok(());
         }
-        all.iter().try_for_each(|flow| self.add_flow(flow))
+        all.iter().try_for_each(|flow| self.add_flow(flow, None))
     }
 
-    fn add_flow(&mut self, flow: &NatFlow) -> Result<(), FollowError> {
+    fn add_flow(
+        &mut self,
+        flow: &NatFlow,
+        handed_over: Option<Instant>,
+    ) -> Result<(), FollowError> {
         for (tuple, becomes) in flow.translations() {
             if self.follower.translations.get(&tuple).is_some_and(|one| one.is_mapped) {
                 continue;
@@ -389,14 +396,16 @@ impl<T: BpfMap> MapWriter<'_, T> {
             let is_same_version =
                 tuple.source.address.is_ipv4() == becomes.source.address.is_ipv4();
             let map = ("flows", self.follower.layout.flows[version(tuple.source.address)]);
+            let value = flow_value(&becomes, handed_over);
             let is_mapped = is_same_version
-                && match self.write(map, &flow_key(&tuple), Some(&flow_value(&becomes))) {
+                && match self.write(map, &flow_key(&tuple), Some(&value)) {
                     Ok(()) => true,
                     // The host goes on translating it.
                     Err(FollowError::Full { .. }) => false,
                     Err(error) => return Err(error),
                 };
-            self.follower.translations.insert(tuple, MappedTranslation { used: 0, is_mapped });
+            let used = handed_over.map_or(0, Instant::as_nanos);
+            self.follower.translations.insert(tuple, MappedTranslation { used, is_mapped });
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use vigie_detect::Instant;
 use vigie_via::link::MacAddress;
 
 use crate::{
@@ -83,6 +84,11 @@ pub(super) struct Layout {
 pub(super) const ADDRESS_BYTES: [u32; 2] = [4, 16];
 /// The offset of the last packet's time in a translation.
 pub(super) const USED_AT: [i16; 2] = [16, 40];
+/// The offset of a word that is not 0 while packets of the flow may still be with the host.
+pub(super) const HANDING_OVER_AT: [i16; 2] = [12, 36];
+/// How long no packet of such a flow must have passed up before the program translates one: by then, the host has sent
+/// all that it had.
+pub(super) const HANDOVER_GAP_NS: i32 = 10_000_000;
 pub(super) const FLOW_KEY_BYTES: [u32; 2] = [16, 40];
 /// The offset of eight bytes of the last TCP segment: what it acknowledges, its flags, its window.
 pub(super) const TCP_SEEN_AT: [i16; 2] = [24, 48];
@@ -190,12 +196,21 @@ pub(super) fn flow_key(tuple: &NatTuple) -> Vec<u8> {
     key
 }
 
-/// The translated addresses and ports, padded, and room for what the program notes.
-pub(super) fn flow_value(becomes: &NatTuple) -> Vec<u8> {
+/// The translated addresses and ports, padded, and room for what the program notes; with the time since which the host
+/// hands the flow over, if it has packets of it.
+pub(super) fn flow_value(becomes: &NatTuple, handed_over: Option<Instant>) -> Vec<u8> {
     let mut value = ends(becomes);
     let version = version(becomes.source.address);
     let bytes = usize::try_from(FLOW_VALUE_BYTES[version]).unwrap_or(0);
     value.resize(bytes, 0);
+    if let Some(since) = handed_over {
+        let mut write = |at: i16, bytes: &[u8]| {
+            let places = value.iter_mut().skip(usize::from(at.unsigned_abs()));
+            places.zip(bytes).for_each(|(place, byte)| *place = *byte);
+        };
+        write(HANDING_OVER_AT[version], &1_u32.to_ne_bytes());
+        write(USED_AT[version], &since.as_nanos().to_ne_bytes());
+    }
     value
 }
 

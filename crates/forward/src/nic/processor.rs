@@ -205,14 +205,15 @@ impl NicPipeline {
         })
     }
 
-    /// Takes over a flow of the host's table now, after all pending changes: packets that arrive from here on are translated
-    /// by the program. Call it before the host sends the packet of the flow that it has, so that none overtakes it. A flow for
-    /// which there is no room stays with the host.
+    /// Takes over a flow of the host's table, after all pending changes. Call it before the host sends the packet of the flow that
+    /// it has, so that none overtakes it. The program translates the packets of a TCP connection that arrive from `now` on. Of
+    /// other flows, the host may have more packets than that one: the program begins when none has arrived for 10 ms, and passes
+    /// the flow's packets up until then. A flow for which there is no room stays with the host.
     ///
     /// # Errors
     /// As [`follow`](Self::follow).
-    pub fn add_flow(&mut self, flow: &NatFlow) -> Result<(), NicError> {
-        self.follower.add_flow(&mut self.maps, flow).map_err(|error| {
+    pub fn add_flow(&mut self, flow: &NatFlow, now: Instant) -> Result<(), NicError> {
+        self.follower.add_flow(&mut self.maps, flow, now).map_err(|error| {
             self.pause();
             error.into()
         })

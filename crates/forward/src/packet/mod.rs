@@ -19,6 +19,8 @@ mod tests;
 
 use std::fmt;
 
+use vigie_via::link::{FrameSegments, SegmentKind, SegmentedFrame};
+
 pub use self::{
     arp::{ARP_BYTES, Arp},
     checksum::{Sum, Verified},
@@ -79,6 +81,8 @@ pub struct Packet {
     end: usize,
     ingress: Port,
     part: Option<Part>,
+    /// How it is cut behind the pipeline if it holds several segments.
+    segments: Option<FrameSegments>,
     /// The number by which the sender of ICMP errors knows how it arrived; 0: not at all.
     pub(crate) arrival: u64,
     /// The parsed headers, until they change.
@@ -95,6 +99,7 @@ impl Packet {
             end: HEADROOM_BYTES,
             ingress: Port(0),
             part: None,
+            segments: None,
             arrival: 0,
             headers: None,
         }
@@ -120,6 +125,7 @@ impl Packet {
         self.end = end;
         self.ingress = ingress;
         self.part = None;
+        self.segments = None;
         self.headers = None;
         write(self.memory.get_mut(HEADROOM_BYTES..end).unwrap_or_default());
     }
@@ -135,8 +141,63 @@ impl Packet {
         /// Returns its position in a message of several packets; `None` if it is a whole message.
         part: Option<Part>,
 
+        /// Returns how it is to be cut if it holds several segments; `None` if it is a single packet. The outgoing interface
+        /// cuts it and computes the checksums of the transport, which nothing here does.
+        segments: Option<FrameSegments>,
+
         /// Returns the port on which it arrived.
         ingress: Port,
+    }
+
+    /// Takes it for several segments, as its headers must say, too. Returns whether they do.
+    pub(crate) fn set_segments(&mut self, segments: FrameSegments) -> bool {
+        let Ok(headers) = self.headers() else { return false };
+        let is_so = headers.fragment == Fragment::Whole
+            && match segments.kind {
+                SegmentKind::TcpV4 => {
+                    (headers.network, headers.transport) == (Network::Ipv4, Transport::Tcp)
+                }
+                SegmentKind::TcpV6 => {
+                    (headers.network, headers.transport) == (Network::Ipv6, Transport::Tcp)
+                }
+                SegmentKind::Udp => headers.transport == Transport::Udp,
+                _ => false,
+            };
+        self.segments = Some(segments).filter(|_| is_so);
+        is_so
+    }
+
+    /// Makes one packet of its segments, which only TCP allows. Returns whether it did.
+    pub(crate) fn join_segments(&mut self) -> bool {
+        let is_tcp = self.headers().is_ok_and(|headers| headers.transport == Transport::Tcp);
+        if is_tcp {
+            self.segments = None;
+            let _ = self.fill_checksums();
+        }
+        is_tcp
+    }
+
+    /// Returns the length of the IP packet, or of its longest segment, in bytes.
+    #[inline]
+    pub(crate) fn longest_bytes(&self, headers: &Headers) -> usize {
+        let whole = headers.end_at - headers.network_at;
+        match self.segments {
+            Some(segments) => segment::length(self.bytes(), headers, segments).min(whole),
+            None => whole,
+        }
+    }
+
+    /// Returns it as a link sends segments, if it holds several.
+    pub(crate) fn segmented(&self) -> Option<SegmentedFrame<'_>> {
+        let (segments, bytes) = (self.segments?, self.bytes());
+        let headers = Headers::parse(bytes).ok()?;
+        let pseudo_header_sum = checksum::pseudo_header(bytes, &headers)?.folded();
+        Some(SegmentedFrame {
+            bytes,
+            segments,
+            transport_at: headers.transport_at,
+            pseudo_header_sum,
+        })
     }
 
     /// Returns the length of the frame in bytes.
@@ -225,7 +286,8 @@ impl Packet {
         std::mem::replace(self, empty)
     }
 
-    /// Verifies the checksums of the IPv4 header and of the transport.
+    /// Verifies the checksums of the IPv4 header and of the transport; that of [`segments`](Self::segments) is computed
+    /// only behind the pipeline, so that it is not looked at.
     ///
     /// # Cost
     /// One pass over the packet.
@@ -234,6 +296,9 @@ impl Packet {
     /// [`ParseError`].
     pub fn verify(&mut self) -> Result<Verified, ParseError> {
         let headers = self.headers()?;
+        if self.segments.is_some() {
+            return Ok(checksum::verify_header(self.bytes(), &headers));
+        }
         Ok(checksum::verify(self.bytes(), &headers))
     }
 

@@ -1,17 +1,29 @@
 //! TCP segments that a sender on this host left for a network card to cut.
 
+use vigie_via::link::FrameSegments;
+
 use super::{
     Packet, ParseError,
     checksum::put,
     error::{Protocol, bytes_at},
     headers::{Fragment, Headers, Network, Transport},
-    transport::Tcp,
+    transport::{TCP_BYTES, Tcp, UDP_BYTES},
 };
 
 /// Flags of TCP that only the last segment has: FIN and PSH.
 const LAST_ONLY: u8 = 0b1001;
 /// A flag that only the first segment has: CWR.
 const FIRST_ONLY: u8 = 0x80;
+
+/// The length of an IP packet with one of the segments, with headers, in bytes.
+pub(super) fn length(frame: &[u8], headers: &Headers, segments: FrameSegments) -> usize {
+    let transport = frame.get(headers.transport_at..headers.end_at).unwrap_or_default();
+    let header_bytes = match headers.transport {
+        Transport::Tcp => Tcp::parse(transport).map_or(TCP_BYTES, |tcp| tcp.header_bytes()),
+        _ => UDP_BYTES,
+    };
+    headers.transport_at - headers.network_at + header_bytes + usize::from(segments.size_bytes)
+}
 
 /// Cuts a TCP packet into IP packets of at most `mtu` bytes, with their checksums. Returns `None` if it cannot be cut:
 /// another protocol, a fragment, an urgent pointer, headers that leave no room, or nothing to cut.

@@ -77,6 +77,8 @@ reasons! {
     User => "user code",
     /// Too many packets wait for the Ethernet address of its next hop.
     UnresolvedFull => "too many wait for a neighbour",
+    /// The kernel describes its segments in a way that is unknown, or that its headers contradict.
+    SegmentHeader => "bad segment header",
 }
 
 impl DropReason {

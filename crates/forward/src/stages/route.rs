@@ -92,9 +92,11 @@ impl Stage for RouteStage {
                 return Verdict::Hold;
             }
         };
-        let is_long = headers.end_at - headers.network_at > hop.mtu;
-        let is_fragmentable =
-            is_long && packet.part().is_none() && fragmentable(packet.bytes(), &headers).is_some();
+        let is_long = packet.longest_bytes(&headers) > hop.mtu;
+        let is_fragmentable = is_long
+            && packet.part().is_none()
+            && packet.segments().is_none()
+            && fragmentable(packet.bytes(), &headers).is_some();
         if is_long && !is_fragmentable {
             return Verdict::Drop(DropReason::TooLong);
         }

@@ -146,6 +146,10 @@ impl From<LinkError> for DatagramError {
                 max: max.saturating_sub(super::HEADER_BYTES),
             },
             LinkError::Wait(error) => Self::Wait(error),
+            // Datagrams are no segments.
+            error @ (LinkError::NoSegments | LinkError::Segments(_)) => {
+                Self::Kernel { what: "sending segments", source: io::Error::other(error) }
+            }
             LinkError::Kernel { what, source } => Self::Kernel { what, source },
         }
     }

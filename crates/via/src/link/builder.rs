@@ -47,6 +47,7 @@ pub struct LinkBuilder {
     bypasses_queue: bool,
     pub(crate) queue: u32,
     takes_segments: bool,
+    sends_segments: bool,
 }
 
 /// The most frames of a ring.
@@ -67,6 +68,7 @@ impl LinkBuilder {
             bypasses_queue: false,
             queue: 0,
             takes_segments: false,
+            sends_segments: false,
         }
     }
 
@@ -124,6 +126,12 @@ impl LinkBuilder {
         self
     }
 
+    /// Also sends whole segments ([`Link::send_segments`]), by a socket of their own, with AF_PACKET. Default: no.
+    pub const fn sends_segments(mut self) -> Self {
+        self.sends_segments = true;
+        self
+    }
+
     /// Sets which receive queue of the interface is used, for [`BackEnd::Xdp`]. Default: 0.
     pub const fn queue(mut self, queue: u32) -> Self {
         self.queue = queue;
@@ -164,6 +172,7 @@ impl LinkBuilder {
             is_promiscuous: self.is_promiscuous,
             bypasses_queue: self.bypasses_queue,
             takes_segments: self.takes_segments,
+            sends_segments: self.sends_segments,
         };
 
         let socket = match self.back_end {

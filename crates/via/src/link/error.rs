@@ -4,6 +4,8 @@ use std::{fmt, io};
 
 use thiserror::Error;
 
+use super::segments::SegmentError;
+
 /// A capability that this process lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -182,6 +184,12 @@ pub enum LinkError {
         /// The longest possible, in bytes.
         max: usize,
     },
+    /// The link was not opened to send segments, or the kernel refuses them.
+    #[error("the link sends no segments")]
+    NoSegments,
+    /// The segments of a frame cannot be described.
+    #[error(transparent)]
+    Segments(#[from] SegmentError),
     /// The detection server ended.
     #[error(transparent)]
     Wait(#[from] vigie_detect::WaitError),

@@ -57,6 +57,7 @@ mod frame;
 mod frame_status;
 mod monitor;
 mod packet;
+mod segments;
 mod socket;
 mod sys;
 mod xdp;
@@ -77,6 +78,7 @@ pub use self::{
     frame::{EthernetHeader, FrameError, HEADER_BYTES, complete_checksum},
     frame_status::{Checksum, VlanTag},
     monitor::LinkEvent,
+    segments::{FrameSegments, SegmentError, SegmentKind, SegmentedFrame},
     xdp::XdpMode,
 };
 use self::{monitor::Monitor, socket::LinkSocket};
@@ -89,6 +91,7 @@ pub struct Frame<'a> {
     wire_length: usize,
     checksum: Checksum,
     tag: Option<VlanTag>,
+    segments: Result<Option<FrameSegments>, SegmentError>,
 }
 
 enum FrameData<'a> {
@@ -134,6 +137,15 @@ impl Frame<'_> {
     #[must_use]
     pub const fn vlan_tag(&self) -> Option<VlanTag> {
         self.tag
+    }
+
+    /// Returns how the frame is to be cut if it holds several segments, for a link that takes them
+    /// ([`LinkBuilder::segments`]) and a kernel that tells it; `None` for single packets.
+    ///
+    /// # Errors
+    /// [`SegmentError`]: the kernel describes segments that are not known here.
+    pub const fn segments(&self) -> Result<Option<FrameSegments>, SegmentError> {
+        self.segments
     }
 
     /// Returns the length of the frame before it was cut to a slot, in bytes.
@@ -360,6 +372,40 @@ impl Link {
             self.check_up()?;
         }
         self.give(frame, &[])
+    }
+
+    /// Sends a frame of several segments, behind all frames that were queued: the outgoing interface cuts it.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), and [`LinkError::Segments`]; [`LinkError::NoSegments`] if the link was not opened for them
+    /// ([`LinkBuilder::sends_segments`]).
+    pub fn send_segments(&mut self, frame: &SegmentedFrame<'_>) -> Result<(), LinkError> {
+        if !self.is_up() || self.is_removed() {
+            self.check_up()?;
+        }
+        let parts = frame.parts()?;
+        self.flush()?;
+        if self.has_unsent() {
+            return Err(LinkError::Full);
+        }
+        match self.socket.send_segments(&parts) {
+            None => Err(LinkError::NoSegments),
+            Some(Ok(true)) => {
+                self.counted.sent += 1;
+                Ok(())
+            }
+            Some(Ok(false)) => {
+                self.counted.refused += 1;
+                Err(LinkError::Full)
+            }
+            Some(Err(source)) => Err(self.failure("sending segments", source)),
+        }
+    }
+
+    /// Returns whether [`send_segments`](Self::send_segments) is possible.
+    #[must_use]
+    pub const fn sends_segments(&self) -> bool {
+        self.socket.sends_segments()
     }
 
     #[inline]

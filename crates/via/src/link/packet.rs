@@ -18,6 +18,7 @@ use super::{
     address::{EtherType, MacAddress},
     error::{Capability, OpenError},
     frame_status::FrameStatus,
+    segments::{FrameSegments, OFFLOAD_BYTES, SegmentError, SegmentParts},
     sys::{self, BATCH, FrameBatch},
 };
 use crate::vi::Memory;
@@ -29,11 +30,13 @@ const OPTION_AUXILIARY: i32 = 8;
 const OPTION_VERSION: i32 = 10;
 const OPTION_TX_RING: i32 = 13;
 const OPTION_LOSS: i32 = 14;
+const OPTION_OFFLOAD_HEADER: i32 = 15;
 const OPTION_QDISC_BYPASS: i32 = 20;
 const OPTION_IGNORE_OUTGOING: i32 = 23;
 const LEVEL_PACKET: i32 = 263;
 const LEVEL_SOCKET: i32 = 1;
 const OPTION_SEND_BUFFER: i32 = 7;
+const OPTION_SEND_BUFFER_FORCE: i32 = 32;
 const OPTION_RECEIVE_BUFFER: i32 = 8;
 const OPTION_BUSY_POLL: i32 = 46;
 const OPTION_PREFER_BUSY_POLL: i32 = 69;
@@ -66,13 +69,17 @@ pub(super) struct LinkSettings {
     pub(super) bypasses_queue: bool,
     /// Slots have room for the longest packet, whatever the MTU.
     pub(super) takes_segments: bool,
+    /// A second socket sends segments.
+    pub(super) sends_segments: bool,
 }
 
 /// Frames in slots that the kernel fills and empties.
 #[derive(Debug)]
 struct Rings {
     memory: Memory,
+    /// The size of a slot for a received frame, and of one for a frame to be sent.
     frame_bytes: usize,
+    send_frame_bytes: usize,
     receive_count: u64,
     send_count: u64,
     /// The next slot to be read, and the next to be filled.
@@ -81,6 +88,8 @@ struct Rings {
     /// The oldest slot that may still wait to be sent.
     sent_at: u64,
     waiting: u64,
+    /// True if the kernel's header about segments is in front of each frame, received or sent.
+    has_offloads: bool,
     /// True if slots were filled since the last kick.
     is_kick_due: bool,
 }
@@ -91,6 +100,10 @@ pub(super) struct PacketSocket {
     socket: OwnedFd,
     rings: Option<Rings>,
     batch: Option<FrameBatch>,
+    /// True if the kernel's header about segments is in front of each frame of a batch.
+    has_offloads: bool,
+    /// Sends segments, without a ring: its slots would have room for 64 KiB each.
+    segment_socket: Option<OwnedFd>,
     /// The counters of all reads of the kernel's, added up.
     statistics: Statistics,
 }
@@ -113,9 +126,12 @@ impl PacketSocket {
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
             .map_err(|error| failed(error.into()))?;
 
+        // Refused by kernels before 4.6, where segments can only be cut.
+        let has_offloads =
+            settings.takes_segments && option(&socket, OPTION_OFFLOAD_HEADER, 1).is_ok();
         let mut rings = None;
         if wants_rings {
-            match Rings::make(&socket, settings) {
+            match Rings::make(&socket, settings, has_offloads) {
                 Ok(made) => rings = Some(made),
                 Err(source) if needs_rings => {
                     return Err(OpenError::Kernel { what: "making AF_PACKET rings", source });
@@ -126,7 +142,7 @@ impl PacketSocket {
 
         let mut batch = None;
         if rings.is_none() {
-            let bytes = frame_bytes(settings);
+            let bytes = frame_bytes(settings, settings.takes_segments);
             option(&socket, OPTION_AUXILIARY, 1).map_err(failed)?;
             set_buffers(&socket, settings, bytes);
             batch = Some(FrameBatch::new(bytes));
@@ -147,7 +163,21 @@ impl PacketSocket {
         if settings.is_promiscuous {
             become_promiscuous(&socket, settings.index).map_err(failed)?;
         }
-        Ok(Self { socket, rings, batch, statistics: Statistics::default() })
+        let segment_socket =
+            if settings.sends_segments { open_for_segments(settings).ok() } else { None };
+        let statistics = Statistics::default();
+        Ok(Self { socket, rings, batch, has_offloads, segment_socket, statistics })
+    }
+
+    pub(super) const fn sends_segments(&self) -> bool {
+        self.segment_socket.is_some()
+    }
+
+    /// Sends a frame of several segments: `false` if there is no room, `None` if it cannot.
+    pub(super) fn send_segments(&self, parts: &SegmentParts<'_>) -> Option<io::Result<bool>> {
+        let socket = self.segment_socket.as_ref()?;
+        let SegmentParts { header, front, checksum, rest } = parts;
+        Some(send_now(socket, &[header, *front, checksum, *rest].map(io::IoSlice::new)))
     }
 
     pub(super) const fn has_rings(&self) -> bool {
@@ -167,7 +197,9 @@ impl PacketSocket {
     ) -> io::Result<usize> {
         match (&mut self.rings, &mut self.batch) {
             (Some(rings), _) => Ok(rings.receive(count, take)),
-            (None, Some(batch)) => receive_batches(&self.socket, batch, count, take),
+            (None, Some(batch)) => {
+                receive_batches((&self.socket, self.has_offloads), batch, count, take)
+            }
             (None, None) => Ok(0),
         }
     }
@@ -183,25 +215,22 @@ impl PacketSocket {
         if let Some(rings) = &mut self.rings {
             return Ok(rings.send(header, parts));
         }
-        let mut slices = [io::IoSlice::new(&[]); 4];
+        let mut slices = [io::IoSlice::new(&[]); 5];
+        let front: &[u8] = if self.has_offloads { &NO_OFFLOAD } else { &[] };
         let mut joined = Vec::new();
-        let slices = if parts.len() < slices.len() {
-            for (slice, part) in slices.iter_mut().zip([header].iter().chain(parts)) {
+        let slices = if parts.len() + 1 < slices.len() {
+            for (slice, part) in slices.iter_mut().zip([front, header].iter().chain(parts)) {
                 *slice = io::IoSlice::new(part);
             }
-            &slices[..=parts.len()]
+            &slices[..parts.len() + 2]
         } else {
+            joined.extend_from_slice(front);
             joined.extend_from_slice(header);
             parts.iter().for_each(|part| joined.extend_from_slice(part));
             slices[0] = io::IoSlice::new(&joined);
             &slices[..1]
         };
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match rustix::net::sendmsg(&self.socket, slices, &mut Default::default(), flags) {
-            Ok(_) => Ok(true),
-            Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        send_now(&self.socket, slices)
     }
 
     /// Makes the kernel send the queued frames.
@@ -259,8 +288,38 @@ impl PacketSocket {
     }
 }
 
+/// The kernel's header of a frame with nothing left to do.
+const NO_OFFLOAD: [u8; OFFLOAD_BYTES] = [0; OFFLOAD_BYTES];
+/// How much may wait in the socket that sends segments, in bytes.
+const SEGMENTS_WAITING_BYTES: u32 = 4 << 20;
+
+/// Opens a socket that sends segments and receives nothing.
+fn open_for_segments(settings: &LinkSettings) -> io::Result<OwnedFd> {
+    let socket = membership_socket()?;
+    option(&socket, OPTION_OFFLOAD_HEADER, 1)?;
+    if settings.bypasses_queue {
+        option(&socket, OPTION_QDISC_BYPASS, 1)?;
+    }
+    let waiting = SEGMENTS_WAITING_BYTES.to_ne_bytes();
+    // Beyond the host's limit only with a right.
+    if sys::set_option(&socket, LEVEL_SOCKET, OPTION_SEND_BUFFER_FORCE, &waiting).is_err() {
+        let _ = sys::set_option(&socket, LEVEL_SOCKET, OPTION_SEND_BUFFER, &waiting);
+    }
+    sys::bind_packet(&socket, settings.index, EtherType::NONE.0)?;
+    Ok(socket)
+}
+
+fn send_now(socket: &OwnedFd, slices: &[io::IoSlice<'_>]) -> io::Result<bool> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match rustix::net::sendmsg(socket, slices, &mut Default::default(), flags) {
+        Ok(_) => Ok(true),
+        Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn receive_batches(
-    socket: &OwnedFd,
+    (socket, has_offloads): (&OwnedFd, bool),
     batch: &mut FrameBatch,
     count: usize,
     mut take: impl FnMut(&Frame<'_>),
@@ -269,12 +328,15 @@ fn receive_batches(
     while taken < count {
         let received = batch.receive(socket.as_fd(), count - taken, |one| {
             let tag = one.status.tag(one.tag.0, one.tag.1);
+            let in_front = if has_offloads { OFFLOAD_BYTES.min(one.bytes.len()) } else { 0 };
+            let (header, bytes) = one.bytes.split_at(in_front);
             take(&Frame {
-                source: FrameData::Slice(one.bytes),
-                length: one.bytes.len(),
-                wire_length: one.wire_length,
+                source: FrameData::Slice(bytes),
+                length: bytes.len(),
+                wire_length: one.wire_length.saturating_sub(in_front),
                 checksum: one.status.checksum(),
                 tag,
+                segments: segments(has_offloads, header),
             });
         });
         match received {
@@ -290,6 +352,12 @@ fn receive_batches(
         }
     }
     Ok(taken)
+}
+
+/// Reads the kernel's header about segments, if there is one.
+#[inline]
+fn segments(has_offloads: bool, header: &[u8]) -> Result<Option<FrameSegments>, SegmentError> {
+    if has_offloads { FrameSegments::parse(header) } else { Ok(None) }
 }
 
 fn set_buffers(socket: &OwnedFd, settings: &LinkSettings, bytes: usize) {
@@ -348,9 +416,13 @@ fn membership(
     sys::set_option(socket, LEVEL_PACKET, OPTION_ADD_MEMBERSHIP, &request)
 }
 
+fn to_u64(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}
+
 /// Returns the size of a slot for a whole frame of the interface, with a tag.
-fn frame_bytes(settings: &LinkSettings) -> usize {
-    if settings.takes_segments {
+fn frame_bytes(settings: &LinkSettings, takes_segments: bool) -> usize {
+    if takes_segments {
         return (RECEIVE_OFFSET_MAX + super::HEADER_BYTES + 8 + BLOCK_BYTES).next_power_of_two();
     }
     let mtu = usize::try_from(settings.mtu).unwrap_or(usize::MAX).clamp(1500, BLOCK_BYTES - 128);
@@ -358,18 +430,19 @@ fn frame_bytes(settings: &LinkSettings) -> usize {
 }
 
 impl Rings {
-    fn make(socket: &OwnedFd, settings: &LinkSettings) -> io::Result<Self> {
-        let frame_bytes = frame_bytes(settings);
-        let block_bytes = BLOCK_BYTES.max(frame_bytes);
-        let frames_of_block = block_bytes / frame_bytes;
-        let blocks = |frames: u32| {
-            usize::try_from(frames).map_or(1, |frames| frames.div_ceil(frames_of_block)).max(1)
-        };
+    fn make(socket: &OwnedFd, settings: &LinkSettings, has_offloads: bool) -> io::Result<Self> {
+        let frame_bytes = frame_bytes(settings, settings.takes_segments);
+        // Segments are sent by a socket without a ring.
+        let send_frame_bytes = self::frame_bytes(settings, false);
 
         option(socket, OPTION_VERSION, VERSION_2)?;
         // A frame that no longer fits the interface is skipped, and does not stop the others.
         option(socket, OPTION_LOSS, 1)?;
-        let ring = |name: i32, blocks: usize| -> io::Result<u64> {
+        let ring = |name: i32, frames: u32, frame_bytes: usize| -> io::Result<(u64, usize)> {
+            let block_bytes = BLOCK_BYTES.max(frame_bytes);
+            let frames_of_block = block_bytes / frame_bytes;
+            let frames = usize::try_from(frames).map_err(io::Error::other)?;
+            let blocks = frames.div_ceil(frames_of_block).max(1);
             let count = blocks * frames_of_block;
             let mut request = [0; 16];
             for (word, value) in request.as_chunks_mut::<4>().0.iter_mut().zip([
@@ -381,31 +454,30 @@ impl Rings {
                 *word = u32::try_from(value).map_err(io::Error::other)?.to_ne_bytes();
             }
             sys::set_option(socket, LEVEL_PACKET, name, &request)?;
-            u64::try_from(count).map_err(io::Error::other)
+            Ok((to_u64(count), blocks * block_bytes))
         };
 
-        let receive_blocks = blocks(settings.receive_frames);
-        let send_blocks = blocks(settings.send_frames);
-        let receive_count = ring(OPTION_RX_RING, receive_blocks)?;
-        let send_count = ring(OPTION_TX_RING, send_blocks)?;
-        let length = (receive_blocks + send_blocks) * block_bytes;
-        let memory = Memory::map(socket.as_fd(), length, true)?;
+        let (receive_count, received) = ring(OPTION_RX_RING, settings.receive_frames, frame_bytes)?;
+        let (send_count, sent) = ring(OPTION_TX_RING, settings.send_frames, send_frame_bytes)?;
+        let memory = Memory::map(socket.as_fd(), received + sent, true)?;
 
         Ok(Self {
             memory,
             frame_bytes,
+            send_frame_bytes,
             receive_count,
             send_count,
             receive_at: 0,
             send_at: 0,
             sent_at: 0,
             waiting: 0,
+            has_offloads,
             is_kick_due: false,
         })
     }
 
     fn wide(&self) -> u64 {
-        u64::try_from(self.frame_bytes).unwrap_or(u64::MAX)
+        to_u64(self.frame_bytes)
     }
 
     fn receive_slot(&self) -> u64 {
@@ -413,7 +485,7 @@ impl Rings {
     }
 
     fn send_slot(&self, at: u64) -> u64 {
-        (self.receive_count + at) * self.wide()
+        self.receive_count * self.wide() + at * to_u64(self.send_frame_bytes)
     }
 
     /// Reads the status of a slot, and the length beside it.
@@ -456,12 +528,18 @@ impl Rings {
                 let protocol = u16::from_ne_bytes([header[26], header[27]]);
                 let status = FrameStatus(status);
                 let bound = self.frame_bytes.saturating_sub(usize::from(begin));
+                let mut offload = NO_OFFLOAD;
+                if self.has_offloads {
+                    let front = u64::from(begin).saturating_sub(to_u64(OFFLOAD_BYTES));
+                    let _ = self.memory.read(slot + front, &mut offload);
+                }
                 take(&Frame {
                     source: FrameData::Memory(&self.memory, slot + u64::from(begin)),
                     length: usize::try_from(length).unwrap_or(0).min(bound),
                     wire_length: usize::try_from(wire_length).unwrap_or(0),
                     checksum: status.checksum(),
                     tag: status.tag(tag, protocol),
+                    segments: segments(self.has_offloads, &offload),
                 });
             }
             self.set_status(slot, 0, 0);
@@ -481,10 +559,11 @@ impl Rings {
             return false;
         }
         let slot = self.send_slot(self.send_at);
-        let end = slot + self.wide();
+        let end = slot + to_u64(self.send_frame_bytes);
         let mut at = slot + SEND_OFFSET;
-        for part in [header].iter().chain(parts) {
-            let length = u64::try_from(part.len()).unwrap_or(u64::MAX);
+        let front: &[u8] = if self.has_offloads { &NO_OFFLOAD } else { &[] };
+        for part in [front, header].iter().chain(parts) {
+            let length = to_u64(part.len());
             // The caller has checked the length against the MTU, for which the slots were made.
             if length > end - at || self.memory.write(at, part).is_err() {
                 return false;

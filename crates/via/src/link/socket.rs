@@ -6,6 +6,7 @@ use super::{
     BackEnd, Frame, Statistics,
     address::MacAddress,
     packet::PacketSocket,
+    segments::SegmentParts,
     sys,
     xdp::{Xdp, XdpMode},
 };
@@ -73,6 +74,21 @@ impl LinkSocket {
         match self {
             Self::Packet(packet) => packet.send(header, parts),
             Self::Xdp(xdp) => Ok(xdp.send(header, parts)),
+        }
+    }
+
+    /// Sends a frame of several segments: `false` if there is no room, `None` if it cannot.
+    pub(super) fn send_segments(&self, parts: &SegmentParts<'_>) -> Option<io::Result<bool>> {
+        match self {
+            Self::Packet(packet) => packet.send_segments(parts),
+            Self::Xdp(_) => None,
+        }
+    }
+
+    pub(super) const fn sends_segments(&self) -> bool {
+        match self {
+            Self::Packet(packet) => packet.sends_segments(),
+            Self::Xdp(_) => false,
         }
     }
 

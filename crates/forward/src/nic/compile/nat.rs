@@ -12,7 +12,9 @@ use crate::{
         Register::{R0, R1, R2, R3, R5, R8, R9, R10},
         Size,
     },
-    nic::layout::{FLOW_KEY_BYTES, TCP_SEEN_AT, TCP_SEEN_FROM, USED_AT},
+    nic::layout::{
+        FLOW_KEY_BYTES, HANDING_OVER_AT, HANDOVER_GAP_NS, TCP_SEEN_AT, TCP_SEEN_FROM, USED_AT,
+    },
     pipeline::DropReason,
 };
 
@@ -30,14 +32,26 @@ impl Emitter<'_> {
         self.look_up(self.layout.flows[version]);
         self.a.branch(Condition::Equal, R0, 0, exception);
         self.keep(VALUE, R0);
-        self.get(R1, NOW);
-        self.a.store(Size::Double, R0, USED_AT[version], R1);
+        self.wait_for_host(version, exception);
         let no_tcp = self.a.label();
         self.get(R2, TRANSPORT);
         self.a.branch(Condition::NotEqual, R2, TCP, no_tcp);
         self.copy(Size::Double, (R9, TCP_SEEN_FROM), (R0, TCP_SEEN_AT[version]));
         self.a.bind(no_tcp);
         self.translate(kind, version);
+    }
+
+    /// Notes the packet's time; the address of the translation is in R0. While the host may have packets of the flow, which
+    /// this one would overtake, it follows them.
+    fn wait_for_host(&mut self, version: usize, exception: Label) {
+        let taken_over = self.a.label();
+        let (used, handing_over) = (USED_AT[version], HANDING_OVER_AT[version]);
+        self.a.load(Size::Double, R2, R0, used);
+        self.get(R1, NOW);
+        self.a.store(Size::Double, R0, used, R1).load(Size::Word, R3, R0, handing_over);
+        self.a.branch(Condition::Equal, R3, 0, taken_over).add(R2, HANDOVER_GAP_NS);
+        self.a.branch(Condition::AtMost, R1, R2, exception);
+        self.a.store(Size::Word, R0, handing_over, 0).bind(taken_over);
     }
 
     /// Writes the key of the packet's flow. A packet without one is an exception: an error that quotes a packet, for

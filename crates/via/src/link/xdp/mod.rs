@@ -290,6 +290,7 @@ impl Xdp {
             let length = u32::from_ne_bytes([a, b, c, d]);
             let bound = FRAME_BYTES - place % FRAME_BYTES;
             take(&Frame {
+                segments: Ok(None),
                 source: FrameData::Memory(&self.memory, place),
                 length: usize::try_from(u64::from(length).min(bound)).unwrap_or(0),
                 wire_length: usize::try_from(length).unwrap_or(0),

@@ -246,7 +246,7 @@ fn wire_link(name: &str, frames: &Frames) -> (LinkBuilder, Segments) {
     let builder = waiting(host::link(name), frames);
     match frames.path {
         PathChoice::AfXdp => (builder.back_end(BackEnd::Xdp), Segments::Refuse),
-        _ => buffered(builder, frames, SEGMENT_FRAMES),
+        _ => buffered(sending(builder, frames), frames, SEGMENT_FRAMES),
     }
 }
 
@@ -260,6 +260,7 @@ fn router_links(
 ) -> ForwarderBuilder {
     let link = |ether_type| waiting(Link::builder(name).ether_type(ether_type), frames);
     let sends = link(EtherType::NONE).receive_frames(1).send_frames(SENT_FRAMES);
+    let sends = sending(sends, frames);
     let segment_frames = if is_beside { SEGMENT_FRAMES_BESIDE } else { SEGMENT_FRAMES_OF_VERSION };
     let mut forwarder = forwarder.port_with(port, sends, Segments::Refuse);
     for ether_type in [EtherType::IPV4, EtherType::IPV6] {
@@ -284,6 +285,14 @@ fn buffered(builder: LinkBuilder, frames: &Frames, segment_frames: u32) -> (Link
     match frames.segments {
         SegmentsChoice::Cut => (builder.segments().receive_frames(segment_frames), Segments::Cut),
         SegmentsChoice::Refuse => (builder.receive_frames(PLAIN_FRAMES), Segments::Refuse),
+    }
+}
+
+/// Has a link send segments whole, if there are any.
+fn sending(builder: LinkBuilder, frames: &Frames) -> LinkBuilder {
+    match frames.segments {
+        SegmentsChoice::Cut => builder.sends_segments(),
+        SegmentsChoice::Refuse => builder,
     }
 }
 

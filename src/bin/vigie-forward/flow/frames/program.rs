@@ -242,12 +242,12 @@ pub(super) struct FlowTaker(Arc<OnceLock<Arc<Mutex<NicPipeline>>>>);
 
 impl FlowTaker {
     /// Has the program translate a flow from here on, if there is a program.
-    pub(super) fn take(&self, flow: &NatFlow) {
+    pub(super) fn take(&self, flow: &NatFlow, now: Instant) {
         let Some(nic) = self.0.get() else { return };
         let mut nic = nic.lock().unwrap_or_else(PoisonError::into_inner);
         if nic.attach_mode(Port(0)).is_some() {
             // After an error it is detached, and the next look says why.
-            let _ = nic.add_flow(flow);
+            let _ = nic.add_flow(flow, now);
         }
     }
 }

@@ -251,7 +251,7 @@ impl Stage for Translator {
         let flow = self.flow(packet);
         let verdict = self.nat.process(packet, now);
         if let (Some(flow), Verdict::Pass) = (flow, verdict) {
-            self.taker.take(&flow);
+            self.taker.take(&flow, now);
         }
         verdict
     }
