@@ -15,7 +15,6 @@ use std::{
 };
 
 use tokio::sync::watch;
-use vigie_detect::Instant;
 
 #[cfg(feature = "tls")]
 use super::stream::RelayStream;
@@ -62,10 +61,6 @@ impl HealthCheckConfig {
         fall: u32,
     }
 
-    pub(super) const fn interval(&self) -> Duration {
-        self.every
-    }
-
     pub(super) fn is_possible(&self) -> bool {
         let Self { every, timeout, rise, fall } = self;
         *timeout >= Duration::from_millis(1) && timeout <= every && *rise > 0 && *fall > 0
@@ -82,6 +77,11 @@ pub(super) struct CheckHistory {
 }
 
 impl CheckHistory {
+    /// Whether no check has ended yet, so that the target is only presumed to be up.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.is_up.is_none()
+    }
+
     /// Takes the result of a check. Returns whether the target is up, if that has changed.
     #[must_use = "the change is not returned again"]
     fn checked(&mut self, has_passed: bool, config: &HealthCheckConfig) -> Option<bool> {
@@ -106,14 +106,14 @@ impl CheckHistory {
     }
 }
 
-/// Checks all targets every so often, and new ones at once, until the relay no longer serves.
+/// Checks all targets now and every so often, and new ones at once, until the relay no longer serves.
 pub(super) async fn watch(
     shared: Arc<RelayShared>,
     config: HealthCheckConfig,
     mut serving: watch::Receiver<()>,
-    mut next: Instant,
 ) {
     let server = &shared.resources.server;
+    let mut next = server.now();
     loop {
         let due = select(server.timers().wait_owned(next), shared.targets_changed.notified());
         // The sender says nothing, and is gone when the relay is.
@@ -143,7 +143,7 @@ pub(super) enum Which {
 /// Checks targets once, at the same time.
 pub(super) async fn check_all(shared: &RelayShared, config: &HealthCheckConfig, which: Which) {
     let is_new = |target: &Target<Endpoint>| {
-        target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_up.is_none()
+        target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     };
     let targets = shared.targets();
     let checked = targets.iter().filter(|target| which == Which::All || is_new(target));

@@ -250,10 +250,8 @@ impl Relay {
             spawn(Box::pin(names::follow(server.clone(), targets, every, serving)));
         }
         if let Some(config) = shared.settings.check.clone() {
-            let begin = shared.resources.server.now();
-            check::check_all(shared, &config, check::Which::All).await;
-            let next = begin + config.interval();
-            spawn(Box::pin(check::watch(Arc::clone(shared), config, serving, next)));
+            // Clients do not wait for it: targets are presumed healthy.
+            spawn(Box::pin(check::watch(Arc::clone(shared), config, serving)));
         }
         loop {
             let permit = Arc::clone(&shared.permits).acquire_owned().await;

@@ -85,8 +85,9 @@ impl RelayBuilder {
         self
     }
 
-    /// Connects to each upstream now and then, and passes over those that do not answer, before a client meets them. The first check
-    /// ends before the first client is accepted. With [`send_proxy_header`](Self::send_proxy_header), an upstream gets a header
+    /// Connects to each upstream now and then, and passes over those that do not answer, before a client meets them. Upstreams are
+    /// presumed to answer until their first check has ended, so that no client waits for it; meanwhile a client tries one that may be passed over
+    /// for at most 1 s. With [`send_proxy_header`](Self::send_proxy_header), an upstream gets a header
     /// that says that there is no client (`LOCAL`). Default: none; an upstream's health is what clients' connections meet.
     pub fn check(mut self, config: HealthCheckConfig) -> Self {
         self.check = Some(config);

@@ -1,7 +1,13 @@
 //! From an accepted connection to a connected pair: the client's header, an upstream, and the header for it.
 
 use std::{
-    collections::VecDeque, future::poll_fn, io, net::IpAddr, os::fd::OwnedFd, pin::pin, sync::Arc,
+    collections::VecDeque,
+    future::poll_fn,
+    io,
+    net::IpAddr,
+    os::fd::OwnedFd,
+    pin::pin,
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -75,6 +81,7 @@ pub(super) async fn connect(
         let choice =
             if is_last_resort { Choice::Use } else { target.availability().choose(server.now()) };
         let time = match choice {
+            Choice::Use if !is_last_resort && is_presumed(shared, &target) => time.min(TRIAL),
             Choice::Use => time,
             Choice::Try => time.min(TRIAL),
             Choice::Avoid => {
@@ -88,6 +95,12 @@ pub(super) async fn connect(
         }
     }
     Err(RelayError::NoUpstream { attempts })
+}
+
+/// Whether there are checks, and none of this target has ended yet.
+fn is_presumed(shared: &RelayShared, target: &Target<Endpoint>) -> bool {
+    let is_new = || target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+    shared.settings.check.is_some() && is_new()
 }
 
 /// Tries one target for at most `time`.

@@ -64,7 +64,7 @@ fn states(targets: &[TargetStats]) -> [TargetState; 2] {
 fn no_client_meets_a_black_hole() {
     simulation::for_each_seed(20, |world| {
         let handle = Arc::new(OnceLock::new());
-        let (relay, hole) = start(world, &handle, Some(HealthCheckConfig::default()));
+        let (relay, hole, _) = start(world, &handle, Some(HealthCheckConfig::default()));
         let targets = || handle.get().expect("it has started").targets();
         world
             .block_on(async {
@@ -104,7 +104,7 @@ fn no_client_meets_a_black_hole() {
 fn without_checks_a_client_meets_it() {
     let mut world = World::new(1);
     let handle = Arc::new(OnceLock::new());
-    let (relay, hole) = start(&mut world, &handle, None);
+    let (relay, hole, _) = start(&mut world, &handle, None);
     world
         .block_on(async {
             time::sleep(millis(500)).await;
@@ -117,29 +117,44 @@ fn without_checks_a_client_meets_it() {
         .expect("sockets of the world");
 }
 
-/// Goal: a target that is a black hole at the start is down before the first client is served. Method: a partition before anything has
-/// run; a client that connects at once.
+/// Goal: no client waits for the first round of checks: one whose target answers is served before the check of another target has ended, and one
+/// that meets a black hole tries it for a second. From the end of that check on, none meets it. Method: each of the targets in turn is a black hole from
+/// the start; the order of events in virtual time: a client at 100 ms, the end of the first check at 1 s, another client.
 #[test]
-fn the_first_check_comes_before_the_first_client() {
-    let mut world = World::new(1);
-    let handle = Arc::new(OnceLock::new());
-    let (relay, hole) = start(&mut world, &handle, Some(HealthCheckConfig::default()));
-    relay.partition(&hole);
-    world
-        .block_on(async {
-            time::sleep(millis(100)).await;
-            let (letter, after) = ask().await?;
-            assert_eq!(letter, b'b');
-            assert!(after < millis(1_500), "{after:?}");
-            let stats = handle.get().expect("it has started").stats();
-            assert_eq!(stats.connects_failed, 0, "{stats:?}");
-            Ok::<(), io::Error>(())
-        })
-        .expect("sockets of the world");
+fn no_client_waits_for_the_first_check() {
+    for is_first in [false, true] {
+        let mut world = World::new(1);
+        let handle = Arc::new(OnceLock::new());
+        let (relay, a, b) = start(&mut world, &handle, Some(HealthCheckConfig::default()));
+        let (hole, letter) = if is_first { (&a, b'b') } else { (&b, b'a') };
+        relay.partition(hole);
+        let targets = || handle.get().expect("it has started").targets();
+        world
+            .block_on(async {
+                time::sleep(millis(100)).await;
+                let (answer, after) = ask().await?;
+                assert_eq!(answer, letter);
+                if is_first {
+                    assert!((millis(1_000)..millis(1_500)).contains(&after), "{after:?}");
+                } else {
+                    // The check of the other target goes on.
+                    assert!(targets().iter().all(|target| target.checks_failed == 0));
+                    assert_eq!(states(&targets()), [TargetState::Available; 2]);
+                }
+                time::sleep(millis(1_000)).await;
+                let down = targets().into_iter().position(|one| one.state == TargetState::Down);
+                assert_eq!(down, Some(usize::from(!is_first)));
+                let (answer, after) = ask().await?;
+                assert_eq!(answer, letter);
+                assert!(after < millis(500), "{after:?}");
+                Ok::<(), io::Error>(())
+            })
+            .expect("sockets of the world");
+    }
 }
 
 /// Goal: targets by name are served from the first client on, and a name without an address is passed over, said, and known to have no
-/// target; each target is checked once before. Method: a name of the world's and one that does not exist, before and behind, and a port that is
+/// target; each target is checked once. Method: a name of the world's and one that does not exist, before and behind, and a port that is
 /// closed; a client that connects at once.
 #[test]
 fn names_are_resolved_before_the_first_client() {
@@ -165,7 +180,10 @@ fn names_are_resolved_before_the_first_client() {
         });
         let letter = world.block_on(async {
             time::sleep(millis(100)).await;
-            ask().await
+            let answer = ask().await;
+            // The first round of checks, at the latest.
+            time::sleep(millis(1_000)).await;
+            answer
         });
         assert_eq!(letter.expect("sockets of the world").0, b'b');
         let targets = handle.get().expect("it has started").targets();
@@ -183,10 +201,10 @@ fn start(
     world: &mut World,
     handle: &Arc<OnceLock<RelayHandle>>,
     check: Option<HealthCheckConfig>,
-) -> (simulation::Node, simulation::Node) {
-    let hole = world.node("a").ip([10, 1, 0, 1]).run(|| serve(b'a'));
-    world.node("b").ip([10, 1, 0, 2]).run(|| serve(b'b'));
+) -> (simulation::Node, simulation::Node, simulation::Node) {
+    let a = world.node("a").ip([10, 1, 0, 1]).run(|| serve(b'a'));
+    let b = world.node("b").ip([10, 1, 0, 2]).run(|| serve(b'b'));
     let handle = Arc::clone(handle);
     let node = world.node("relay").run(move || relay(Arc::clone(&handle), check.clone()));
-    (node, hole)
+    (node, a, b)
 }

@@ -105,7 +105,7 @@ fn wrong_certificates_of_targets_are_refused() {
 }
 
 /// Goal: a target whose certificate is refused is passed over, and its checks fail. Method: two targets, the first with an expired certificate;
-/// each client is served by the second; with checks, the first is down before the first client.
+/// each client is served by the second; with checks, the first is down after the first of them, and the client comes then.
 #[test]
 fn a_wrong_certificate_is_passed_over() {
     let kit = Kit::shared();
@@ -120,6 +120,9 @@ fn a_wrong_certificate_is_passed_over() {
             builder = builder.check(HealthCheckConfig::default());
         }
         let relay = Serving::start(builder);
+        if is_checked {
+            relay.until(|_| relay.handle.targets()[0].state == TargetState::Down);
+        }
         let mut stream = relay.connect();
         stream.write_all(b"x").expect("it is connected");
         let mut byte = [0];
