@@ -519,11 +519,13 @@ fn plans_are_made() {
     let plan: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert!(plan["t_pci_ns"]["64"].as_u64() > Some(0), "{plan}");
     assert!(plan["t_algo_host_ns"]["1500"].as_u64() > Some(0), "{plan}");
+    assert!(plan["t_pci_ns"]["65000"].as_u64() > plan["t_pci_ns"]["64"].as_u64(), "{plan}");
     let plans = plan["plans"].as_array().expect("a list");
     assert_eq!(plans.len(), 2);
     for plan in plans {
         assert_eq!(plan["placement"], "host", "{plan}");
         assert!(plan["reason"].to_string().contains("CAP_BPF"), "{plan}");
+        assert_eq!(plan["in_segments"], plan["message_bytes"] == 9000, "{plan}");
         assert!(plan["bandwidth_bytes_per_s"].as_u64() > Some(0), "{plan}");
     }
 }

@@ -15,7 +15,7 @@ use vigie_detect::Instant;
 use vigie_forward::{
     bpf::{AttachMode, PacketBuffer},
     nic::{Emulator, EmulatorError, EmulatorVerdict, NicConfig, NicCounters},
-    packet::{Packet, Port},
+    packet::{Packet, Port, Sum},
     pipeline::{BuiltinStage, DropReason, Offload, Stage},
     stages::{Nat, NatRule},
     tables::{NatEndpoint, NatFlow, NatTable, NatTuple},
@@ -92,6 +92,16 @@ fn compare(
                 || packet.frame() != bytes
             {
                 return Err(said());
+            }
+            // A network card's sum over the packet must hold afterwards, or the receiver's kernel complains.
+            let sum = |frame: &[u8], change| match Sum::ZERO.bytes(&frame[14..]).word(change) {
+                sum if sum.folded() == 0xffff => 0,
+                sum => sum.folded(),
+            };
+            if let Some(change) = emulator.sum_change()
+                && sum(frame, change) != sum(packet.frame(), 0)
+            {
+                return Err(format!("the sum over the packet is wrong: {change:#x}, {}", said()));
             }
         }
         EmulatorVerdict::Dropped | EmulatorVerdict::Copied(_) => {

@@ -92,6 +92,15 @@ pub(crate) struct PlanArgs {
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) window: u32,
 
+    /// Plan with frames alone. By default, messages of more than 1500 bytes travel in segments of up to 64 KiB, as TCP's do between
+    /// programs of one host and from cards that merge frames.
+    #[arg(long)]
+    pub(crate) frames: bool,
+
+    /// The stats socket of the instance whose flows are explained. Default: the only instance of this host, if there is one.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

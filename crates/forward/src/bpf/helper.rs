@@ -25,6 +25,9 @@ numbered! {
         Redirect = 23,
         /// `(packet, bytes)`, for programs at tcx: makes this many bytes directly readable.
         PullData = 39,
+        /// `(packet, difference)`, for programs at tcx: adds what the program has changed to the sum that a network card has computed
+        /// over the whole packet, if it has; else a negative error, and nothing is to be done.
+        UpdateCompleteChecksum = 40,
         /// `(packet, bytes)`, for XDP: removes bytes from the front of the frame, or adds some if negative.
         AdjustHead = 44,
         /// `(map, key, flags) -> action`, for XDP: as [`Redirect`](Self::Redirect), to an entry of a map.

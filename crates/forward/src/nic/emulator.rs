@@ -69,6 +69,7 @@ pub struct Emulator {
     maps: Vec<UserMap>,
     layout: Layout,
     follower: Follower,
+    sum_change: u16,
 }
 
 /// The number that stands for a port's interface.
@@ -122,7 +123,7 @@ impl Emulator {
         }
         let follower = Follower::new(stages, layout.clone(), config.asked_flows);
         let programs = ports.iter().copied().zip(programs.iter().map(Interpreter::new)).collect();
-        let mut this = Self { kind, programs, maps, layout, follower };
+        let mut this = Self { kind, programs, maps, layout, follower, sum_change: 0 };
         this.follow()?;
         Ok(this)
     }
@@ -157,6 +158,7 @@ impl Emulator {
         let run_context = RunContext::on(number(ingress)).at(now.as_nanos());
         let before = self.drops()?;
         let outcome = program.run(&run_context, packet, &mut self.maps)?;
+        self.sum_change = outcome.sum_change;
         let copies = self.layout.needs.copies;
         if self.kind == ProgramKind::Tcx {
             return Ok(match (outcome.action.cast_signed(), outcome.redirect) {
@@ -186,6 +188,13 @@ impl Emulator {
             }
             _ => EmulatorVerdict::Dropped,
         })
+    }
+
+    /// Returns what the kernel has added, in the last run, to the sum that a network card may have computed over the packet from
+    /// its network header on; `None` for programs of XDP, which run before there is one.
+    #[must_use]
+    pub fn sum_change(&self) -> Option<u16> {
+        (self.kind == ProgramKind::Tcx).then_some(self.sum_change)
     }
 
     fn drops(&self) -> Result<u64, MapError> {

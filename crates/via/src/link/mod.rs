@@ -79,6 +79,7 @@ pub use self::{
     frame_status::{Checksum, VlanTag},
     monitor::LinkEvent,
     segments::{FrameSegments, SegmentError, SegmentKind, SegmentedFrame},
+    sys::merges_packets,
     xdp::XdpMode,
 };
 use self::{monitor::Monitor, socket::LinkSocket};

@@ -8,6 +8,8 @@ use std::{
     ptr,
 };
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
 use super::frame_status::FrameStatus;
 
 /// The most frames of one batch.
@@ -56,6 +58,46 @@ pub(super) fn bind_packet(socket: impl AsFd, index: u32, protocol: u16) -> io::R
     // SAFETY: the descriptor is open, and the kernel copies 20 bytes, which are there.
     let code = unsafe { libc::bind(socket, address.as_ptr().cast(), 20) };
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The request for an interface's driver (`SIOCETHTOOL`), which asks for its flags (`ETHTOOL_GFLAGS`), and the flag for large
+/// receive offload.
+const DRIVER_REQUEST: libc::c_ulong = 0x8946;
+const READ_FLAGS: u32 = 0x25;
+const FLAG_RECEIVE_OFFLOAD: u32 = 1 << 15;
+
+/// `struct ifreq`: the interface's name, and the address of the command.
+#[repr(C)]
+struct DriverRequest {
+    name: [u8; 16],
+    command: *mut u32,
+    rest: [u64; 2],
+}
+
+/// Returns whether an interface merges the packets that it receives into longer ones from which they cannot be made again (large
+/// receive offload, LRO): a router would send packets that nobody has sent. The interface is one of the calling thread's network
+/// namespace.
+///
+/// # Errors
+/// The kernel's, also if the name is not one of an interface, or if its driver has no such flags.
+pub fn merges_packets(name: &str) -> io::Result<bool> {
+    let mut command = [READ_FLAGS, 0];
+    let mut request = DriverRequest { name: [0; 16], command: command.as_mut_ptr(), rest: [0; 2] };
+    // The last byte stays 0.
+    if name.len() >= request.name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    request.name[..name.len()].copy_from_slice(name.as_bytes());
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    // SAFETY: the descriptor is open; the kernel reads the request and the two words of the command, and writes the second one;
+    // both live until the call returns.
+    let code = unsafe { libc::ioctl(socket.as_raw_fd(), DRIVER_REQUEST as _, &raw mut request) };
+    if code == 0 {
+        Ok(command[1] & FLAG_RECEIVE_OFFLOAD != 0)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// `SKF_AD_OFF` plus `SKF_AD_PKTTYPE`: the kind of receiver, as the kernel sees it.
@@ -196,4 +238,19 @@ fn auxiliary(control: &[u64], length: usize) -> (FrameStatus, (u16, u16)) {
     let tag = u16::from_ne_bytes([bytes[32], bytes[33]]);
     let protocol = u16::from_ne_bytes([bytes[34], bytes[35]]);
     (FrameStatus(int_at(16).cast_unsigned()), (tag, protocol))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: an interface's driver is asked, and what is no interface is an error. Method: the loopback interface, which merges
+    /// nothing, and names that are none.
+    #[test]
+    fn loopback_merges_nothing() {
+        assert!(!merges_packets("lo").expect("every namespace has it"));
+        for name in ["no-such", "longer-than-a-name", ""] {
+            assert!(merges_packets(name).is_err(), "{name}");
+        }
+    }
 }

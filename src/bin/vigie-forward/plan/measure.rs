@@ -23,8 +23,15 @@ use vigie::{
 
 use crate::cli::PlannedWork;
 
-/// The sizes of the two points of a cost, in bytes.
-const SIZES: [usize; 2] = [64, 1500];
+/// The payload of a frame: Ethernet's.
+pub(super) const PACKET_BYTES: u64 = 1500;
+/// The longest segments that pass as one packet, in bytes.
+pub(super) const SEGMENTS_BYTES: u64 = 65_000;
+/// The sizes of the points of a cost, in bytes, and of those of a program, whose test run takes no longer ones.
+const SIZES: [usize; 3] = [64, 1500, 65_000];
+const PROGRAM_SIZES: [usize; 2] = [64, 1500];
+/// The MTU of the interfaces, which lets all sizes pass.
+const MTU: usize = 65_535;
 /// Packets per round.
 const BATCH: usize = 64;
 /// The number of rounds.
@@ -42,9 +49,16 @@ const SOURCE: [u8; 4] = [198, 18, 0, 2];
 const DESTINATION: [u8; 4] = [198, 19, 0, 2];
 const PUBLIC: [u8; 4] = [192, 0, 2, 1];
 
+/// The cost of a packet by its length: up to a frame's, and beyond, as segments.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PacketCosts {
+    pub(super) frames: Cost,
+    pub(super) segments: Cost,
+}
+
 /// Returns the cost of moving a packet to a program or back: T_pci, one way; and how it was measured.
-pub(super) fn hand_over() -> io::Result<(Cost, &'static str)> {
-    let mut times = [Duration::ZERO; 2];
+pub(super) fn hand_over() -> io::Result<(PacketCosts, &'static str)> {
+    let mut times = [Duration::ZERO; 3];
     let link = Link::builder("lo").ether_type(EtherType::EXPERIMENTAL_1).open();
     let by = if let Ok(mut link) = link {
         for (time, size) in times.iter_mut().zip(SIZES) {
@@ -57,12 +71,14 @@ pub(super) fn hand_over() -> io::Result<(Cost, &'static str)> {
         }
         "UDP on loopback, since packet sockets need CAP_NET_RAW"
     };
-    Ok((line(times)?, by))
+    Ok((lines(times)?, by))
 }
 
-fn line([small, large]: [Duration; 2]) -> io::Result<Cost> {
-    let bytes = SIZES.map(|size| u64::try_from(size).unwrap_or(u64::MAX));
-    Cost::through((bytes[0], small), (bytes[1], large)).map_err(io::Error::other)
+fn lines([small, frame, segments]: [Duration; 3]) -> io::Result<PacketCosts> {
+    let frame = (PACKET_BYTES, frame);
+    let frames = Cost::through((64, small), frame).map_err(io::Error::other)?;
+    let segments = Cost::through(frame, (SEGMENTS_BYTES, segments)).map_err(io::Error::other)?;
+    Ok(PacketCosts { frames, segments })
 }
 
 /// Returns the time of one packet in the best round.
@@ -135,7 +151,7 @@ fn packet(size: usize) -> io::Result<Packet> {
 fn stages(work: PlannedWork) -> io::Result<Vec<Box<dyn Stage>>> {
     let fib = Fib::default();
     for port in [Port(0), Port(1)] {
-        fib.set_interface(port, Some(Interface::new(OWN, 1500)));
+        fib.set_interface(port, Some(Interface::new(OWN, MTU)));
     }
     let network = "198.19.0.0/16".parse().map_err(io::Error::other)?;
     fib.set_route(network, Some(Route::on_link(Port(1))));
@@ -154,13 +170,13 @@ fn stages(work: PlannedWork) -> io::Result<Vec<Box<dyn Stage>>> {
 }
 
 /// Returns the cost of the stages on the host: T_algoH.
-pub(super) fn host_cost(work: PlannedWork) -> io::Result<Cost> {
+pub(super) fn host_cost(work: PlannedWork) -> io::Result<PacketCosts> {
     let mut builder = Pipeline::builder();
     for stage in stages(work)? {
         builder = builder.boxed(stage);
     }
     let mut pipeline = builder.build().map_err(io::Error::other)?;
-    let mut times = [Duration::ZERO; 2];
+    let mut times = [Duration::ZERO; 3];
     for (time, size) in times.iter_mut().zip(SIZES) {
         let model = packet(size)?;
         *time = best(|| {
@@ -176,7 +192,7 @@ pub(super) fn host_cost(work: PlannedWork) -> io::Result<Cost> {
             Ok((monotonic_now() - begin) / count)
         })?;
     }
-    line(times)
+    lines(times)
 }
 
 /// Measures a program, and returns sizes and nanoseconds as text: T_algoN. For a process with a network namespace of
@@ -194,7 +210,7 @@ pub(crate) fn program_cost(work: PlannedWork) -> Result<String, String> {
         .map_err(|error| error.to_string())?;
     let program = nic.program(Port(0)).ok_or("there is no program")?;
     let mut text = String::new();
-    for size in SIZES {
+    for size in PROGRAM_SIZES {
         let model = packet(size).map_err(|error| error.to_string())?;
         let run = || {
             let run = program.test_run(model.bytes(), 0, REPEATS).map_err(io::Error::other)?;

@@ -1,6 +1,7 @@
 //! `vigie-forward plan`: the cost of forwarding on this machine, and where the model would place it.
 
 mod measure;
+mod present;
 
 use std::{fmt::Write, fs, io, path::Path, process::Command, time::Duration};
 
@@ -9,13 +10,13 @@ use thiserror::Error;
 use vigie::forward::{Bandwidth, Bus, Cost, Message, ModelError, Node, Plan, StageModel};
 
 pub(crate) use self::measure::program_cost;
+use self::measure::{PACKET_BYTES, PacketCosts, SEGMENTS_BYTES};
 use crate::{
     cli::{PlanArgs, PlannedWork},
     privileges::{HeldRights, Right, listed},
+    stats::{ClientError, FlowReport, report},
 };
 
-/// The payload of a packet: Ethernet's.
-const PACKET_BYTES: u64 = 1500;
 /// The rate assumed for links that do not report theirs, in megabits per second.
 const RATE_ASSUMED: u32 = 10_000;
 /// The time limit of a measurement in a process of its own, in seconds.
@@ -30,6 +31,8 @@ pub(crate) enum PlanError {
     NoInterface(String),
     #[error(transparent)]
     Model(#[from] ModelError),
+    #[error(transparent)]
+    Instance(#[from] ClientError),
 }
 
 /// A value and its origin.
@@ -41,32 +44,65 @@ struct Sourced<T> {
 /// The inputs of the model.
 struct Machine {
     rate_mbit: Sourced<u32>,
-    hand_over: Sourced<Cost>,
-    host: Cost,
+    hand_over: Sourced<PacketCosts>,
+    host: PacketCosts,
     /// Or why it could not be measured.
-    program: Result<Cost, String>,
+    program: Result<PacketCosts, String>,
+}
+
+/// What a plan is for: messages of a size, in segments if they are longer than a frame and segments pass.
+struct PlannedMessage {
+    bytes: u32,
+    in_segments: bool,
+    plan: Plan,
 }
 
 /// Measures, and returns the text to print.
 pub(crate) fn run(arguments: &PlanArgs) -> Result<String, PlanError> {
-    let machine = Machine::measure(arguments)?;
-    let link = Bandwidth::new(u64::from(machine.rate_mbit.value) * 125_000)?;
-    // The host reads and writes memory at the same time.
-    let node = Node::new(Cost::per_byte(link), machine.hand_over.value)
-        .bus(Bus::FullDuplex)
-        .window(arguments.window);
-    let stage = StageModel::new(work_word(arguments.work)).on_host(machine.host);
-    let stage = match &machine.program {
-        Ok(cost) => stage.on_nic(*cost),
-        Err(because) => stage.not_on_nic(because.clone()),
+    let machine = Machine::measure(arguments, arguments.work)?;
+    let plan = |bytes: &u32| machine.plan(arguments, arguments.work, *bytes);
+    let plans = arguments.message.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+    let present = present(arguments, &machine)?;
+    Ok(if arguments.json {
+        as_json(&machine, &plans, &present)
+    } else {
+        as_text(&machine, &plans, &present)
+    })
+}
+
+/// The length of the messages by which present flows are judged, in bytes: what TCP sends at once.
+const PRESENT_MESSAGE_BYTES: u32 = 65_000;
+
+/// Explains the flows of the running instance, if there is one: their names, and a sentence each.
+fn present(arguments: &PlanArgs, machine: &Machine) -> Result<Vec<(String, String)>, PlanError> {
+    let instance = match report(arguments.socket.as_deref()) {
+        Ok(instance) => instance,
+        // Plans are also made before anything runs, and beside instances of others.
+        Err(_) if arguments.socket.is_none() => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
     };
-    let stages = [stage];
-    let mut plans = Vec::new();
-    for bytes in &arguments.message {
-        let message = Message::cut(u64::from(*bytes), PACKET_BYTES)?;
-        plans.push((*bytes, node.plan(message, &stages)?));
-    }
-    Ok(if arguments.json { as_json(&machine, &plans) } else { as_text(&machine, &plans) })
+
+    let explain = |flow: &FlowReport| -> Result<_, PlanError> {
+        let work = match flow.kind.as_str() {
+            "l2" => Some(PlannedWork::L2),
+            "l3" => Some(PlannedWork::L3),
+            "nat" => Some(PlannedWork::Nat),
+            _ => None,
+        };
+        let plan = match work {
+            Some(work) if work == arguments.work => {
+                Some(machine.plan(arguments, work, PRESENT_MESSAGE_BYTES)?)
+            }
+            Some(work) => {
+                let machine = Machine::measure(arguments, work)?;
+                Some(machine.plan(arguments, work, PRESENT_MESSAGE_BYTES)?)
+            }
+            None => None,
+        };
+        let plan = plan.as_ref().map(|planned| &planned.plan);
+        Ok((flow.name.clone(), present::explain(flow, plan)))
+    };
+    instance.flows.iter().map(explain).collect()
 }
 
 const fn work_word(work: PlannedWork) -> &'static str {
@@ -78,12 +114,36 @@ const fn work_word(work: PlannedWork) -> &'static str {
 }
 
 impl Machine {
-    fn measure(arguments: &PlanArgs) -> Result<Self, PlanError> {
+    /// Plans for messages of a size.
+    fn plan(
+        &self,
+        arguments: &PlanArgs,
+        work: PlannedWork,
+        bytes: u32,
+    ) -> Result<PlannedMessage, PlanError> {
+        let in_segments = !arguments.frames && u64::from(bytes) > PACKET_BYTES;
+        let packet_bytes = if in_segments { SEGMENTS_BYTES } else { PACKET_BYTES };
+        let of = |costs: &PacketCosts| if in_segments { costs.segments } else { costs.frames };
+        let link = Bandwidth::new(u64::from(self.rate_mbit.value) * 125_000)?;
+        // The host reads and writes memory at the same time.
+        let node = Node::new(Cost::per_byte(link), of(&self.hand_over.value))
+            .bus(Bus::FullDuplex)
+            .window(arguments.window);
+        let stage = StageModel::new(work_word(work)).on_host(of(&self.host));
+        let stage = match &self.program {
+            Ok(costs) => stage.on_nic(of(costs)),
+            Err(because) => stage.not_on_nic(because.clone()),
+        };
+        let message = Message::cut(u64::from(bytes), packet_bytes)?;
+        Ok(PlannedMessage { bytes, in_segments, plan: node.plan(message, &[stage])? })
+    }
+
+    fn measure(arguments: &PlanArgs, work: PlannedWork) -> Result<Self, PlanError> {
         let failed = |what| move |source| PlanError::Measure { what, source };
         let (hand_over, by) = measure::hand_over().map_err(failed("the hand-over"))?;
         let hand_over = Sourced { value: hand_over, source: by.to_owned() };
-        let host = measure::host_cost(arguments.work).map_err(failed("the host's stages"))?;
-        let program = in_own_namespace(arguments.work);
+        let host = measure::host_cost(work).map_err(failed("the host's stages"))?;
+        let program = in_own_namespace(work);
         Ok(Self { rate_mbit: rate(arguments)?, hand_over, host, program })
     }
 }
@@ -111,7 +171,7 @@ fn rate(arguments: &PlanArgs) -> Result<Sourced<u32>, PlanError> {
 }
 
 /// Measures a program in a process with its own network namespace, since it must be attached for that.
-fn in_own_namespace(work: PlannedWork) -> Result<Cost, String> {
+fn in_own_namespace(work: PlannedWork) -> Result<PacketCosts, String> {
     let missing = HeldRights::now().missing(&[Right::Bpf, Right::NetAdmin]);
     if !missing.is_empty() {
         return Err(format!("a program needs {}, which this process lacks", listed(&missing)));
@@ -135,18 +195,26 @@ fn in_own_namespace(work: PlannedWork) -> Result<Cost, String> {
     let ((small, small_ns), (large, large_ns)) =
         points.ok_or("its measurement was not readable")?;
     let (small_time, large_time) = (Duration::from_nanos(small_ns), Duration::from_nanos(large_ns));
-    Cost::through((small, small_time), (large, large_time)).map_err(|error| error.to_string())
+    let frames = Cost::through((small, small_time), (large, large_time));
+    let frames = frames.map_err(|error| error.to_string())?;
+    // It reads headers alone, so that longer packets cost no more; a test run takes no longer ones.
+    Ok(PacketCosts { frames, segments: Cost::fixed(large_time) })
 }
 
-/// Shows the cost of packets of two sizes.
-fn two(cost: Cost) -> String {
-    format!("{:?} for 64 B, {:?} for {PACKET_BYTES} B", cost.at(64), cost.at(PACKET_BYTES))
+/// Shows the cost of packets of three sizes.
+fn three(costs: PacketCosts) -> String {
+    let PacketCosts { frames, segments } = costs;
+    let [small, large, segments] =
+        [frames.at(64), frames.at(PACKET_BYTES), segments.at(SEGMENTS_BYTES)];
+    format!(
+        "{small:?} for 64 B, {large:?} for {PACKET_BYTES} B, {segments:?} for segments of {SEGMENTS_BYTES} B"
+    )
 }
 
-fn as_text(machine: &Machine, plans: &[(u32, Plan)]) -> String {
+fn as_text(machine: &Machine, plans: &[PlannedMessage], present: &[(String, String)]) -> String {
     let mut text = String::new();
     let program = match &machine.program {
-        Ok(cost) => format!("{}, measured", two(*cost)),
+        Ok(cost) => format!("{}, measured", three(*cost)),
         Err(because) => format!("none: {because}"),
     };
     // Writing to a string does not fail.
@@ -155,17 +223,24 @@ fn as_text(machine: &Machine, plans: &[(u32, Plan)]) -> String {
     let _ = writeln!(
         text,
         "T_pci      {}, measured: {}",
-        two(machine.hand_over.value),
+        three(machine.hand_over.value),
         machine.hand_over.source
     );
-    let _ = writeln!(text, "T_algoH    {}, measured", two(machine.host));
+    let _ = writeln!(text, "T_algoH    {}, measured", three(machine.host));
     let _ = writeln!(text, "T_algoN    {program}");
-    for (bytes, plan) in plans {
+    for PlannedMessage { bytes, in_segments, plan } in plans {
         let prediction = plan.prediction();
-        let _ = writeln!(text, "\nmessages of {bytes} B: {}", plan.path());
+        let how = if *in_segments { ", in segments" } else { "" };
+        let _ = writeln!(text, "\nmessages of {bytes} B{how}: {}", plan.path());
         let _ = writeln!(text, "  {}, {:?} each", prediction.bandwidth, prediction.time);
         let _ = writeln!(text, "  {}", plan.reason());
         let _ = writeln!(text, "  so: {}", advice(plan));
+    }
+    if !present.is_empty() {
+        let _ = writeln!(text, "\npresent flows:");
+    }
+    for (_, sentence) in present {
+        let _ = writeln!(text, "  {sentence}");
     }
     text
 }
@@ -178,15 +253,24 @@ fn advice(plan: &Plan) -> &'static str {
     }
 }
 
-fn as_json(machine: &Machine, plans: &[(u32, Plan)]) -> String {
+fn as_json(machine: &Machine, plans: &[PlannedMessage], present: &[(String, String)]) -> String {
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let cost =
-        |cost: Cost| json!({ "64": nanos(cost.at(64)), "1500": nanos(cost.at(PACKET_BYTES)) });
+    let cost = |costs: PacketCosts| {
+        let PacketCosts { frames, segments } = costs;
+        json!({
+            "64": nanos(frames.at(64)),
+            "1500": nanos(frames.at(PACKET_BYTES)),
+            "65000": nanos(segments.at(SEGMENTS_BYTES)),
+        })
+    };
+    let present: Vec<_> =
+        present.iter().map(|(name, because)| json!({ "flow": name, "because": because })).collect();
     let plans: Vec<_> = plans
         .iter()
-        .map(|(bytes, plan)| {
+        .map(|PlannedMessage { bytes, in_segments, plan }| {
             json!({
                 "message_bytes": bytes,
+                "in_segments": in_segments,
                 "placement": plan.path().placement.to_string(),
                 "mode": plan.path().mode.to_string(),
                 "bandwidth_bytes_per_s": plan.prediction().bandwidth.bytes_per_s(),
@@ -208,6 +292,7 @@ fn as_json(machine: &Machine, plans: &[(u32, Plan)]) -> String {
         "t_algo_host_ns": cost(machine.host),
         "t_algo_nic_ns": program,
         "plans": plans,
+        "flows": present,
     });
 
     format!("{whole}\n")

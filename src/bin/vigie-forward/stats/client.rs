@@ -88,9 +88,28 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Asks for a report. Returns it, and its text.
+    fn report(&mut self) -> Result<(InstanceReport, String), ClientError> {
+        let answer = self.ask("report")?;
+        let report: InstanceReport = serde_json::from_str(&answer)
+            .map_err(|source| ClientError::Format { path: self.path.clone(), source })?;
+        if report.vigie_forward != FORMAT_VERSION {
+            let version = report.vigie_forward;
+            return Err(ClientError::Version { path: self.path.clone(), version });
+        }
+        Ok((report, answer))
+    }
+}
+
 /// Sends one request to the instance at `path`, or to the only one.
 pub(crate) fn request(path: Option<&Path>, line: &str) -> Result<String, ClientError> {
     Client::open(path)?.ask(line)
+}
+
+/// Returns the report of the instance at `path`, or of the only one.
+pub(crate) fn report(path: Option<&Path>) -> Result<InstanceReport, ClientError> {
+    Client::open(path)?.report().map(|(report, _)| report)
 }
 
 /// Shows the report of an instance, once or repeatedly.
@@ -102,13 +121,7 @@ pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
         if let (Some(every), 1..) = (arguments.every, look) {
             let _ = pause(every.0);
         }
-        let answer = client.ask("report")?;
-        let report: InstanceReport = serde_json::from_str(&answer)
-            .map_err(|source| ClientError::Format { path: client.path.clone(), source })?;
-        if report.vigie_forward != FORMAT_VERSION {
-            let version = report.vigie_forward;
-            return Err(ClientError::Version { path: client.path.clone(), version });
-        }
+        let (report, answer) = client.report()?;
         let text = if arguments.json { answer } else { table::render(&report, before.as_ref()) };
         let mut output = io::stdout().lock();
         match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {

@@ -10,7 +10,7 @@ mod server;
 mod table;
 
 pub(crate) use self::{
-    client::{request, stats},
+    client::{ClientError, report, request, stats},
     rendezvous::{RendezvousError, SocketGuard, bind, sweep},
     report::{
         DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport, TargetReport,

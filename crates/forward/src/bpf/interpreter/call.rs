@@ -1,6 +1,6 @@
 //! The kernel's functions, implemented in this process.
 
-use super::{Fault, Redirect, Run, extended, lower};
+use super::{Fault, Redirect, Run, extended, folded, lower};
 use crate::bpf::{
     helper::Helper,
     map::{BpfMap, MapError, MapKind, UpdateMode},
@@ -56,6 +56,10 @@ impl Run<'_> {
                 let has = u64::try_from(self.memory.packet.frame().len()).unwrap_or(0) >= b;
                 if has { 0 } else { extended(-12) }
             }
+            Helper::UpdateCompleteChecksum if !is_xdp => {
+                self.sum_change += u64::from(lower(b));
+                0
+            }
             Helper::AdjustHead if is_xdp => {
                 let by = lower(b).cast_signed();
                 if self.memory.packet.adjust_head(i64::from(by)) { 0 } else { extended(-22) }
@@ -85,15 +89,15 @@ impl Run<'_> {
         if flags & MARK_MANGLED_0 != 0 && flags & MARK_ENFORCED == 0 && old == 0 {
             return 0;
         }
-        let mut sum = u64::from(lower(to)) + u64::from(!old);
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        let mut new = !u16::try_from(sum).unwrap_or(0);
+        let mut new = !folded(u64::from(lower(to)) + u64::from(!old));
         if flags & MARK_MANGLED_0 != 0 && new == 0 {
             new = 0xffff;
         }
         *place = new.to_ne_bytes();
+        if flags & PSEUDO_HEADER != 0 {
+            // As if another checksum made up for the addresses, as in IPv4.
+            self.sum_change += u64::from(!lower(to));
+        }
         0
     }
 

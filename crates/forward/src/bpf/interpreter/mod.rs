@@ -80,6 +80,9 @@ pub struct Outcome {
     pub redirect: Option<Redirect>,
     /// The interfaces to which copies were sent (at tcx).
     pub clones: Vec<u32>,
+    /// What the kernel has added (at tcx) to a sum over the packet from its network header on: as a word of the network, whose
+    /// two zeros are the same.
+    pub sum_change: u16,
     /// The number of instructions executed.
     pub instructions: u64,
 }
@@ -154,6 +157,8 @@ struct Run<'a> {
     run_context: &'a RunContext,
     redirect: Option<Redirect>,
     clones: Vec<u32>,
+    /// The change of the sum over the packet, in native order.
+    sum_change: u64,
 }
 
 /// The continuation after an instruction.
@@ -199,7 +204,8 @@ impl Interpreter {
         registers[1] = Memory::context();
         registers[10] = Memory::stack_end();
         let memory = Memory::new(self.kind, run_context, packet, maps);
-        let mut run = Run { registers, memory, run_context, redirect: None, clones: Vec::new() };
+        let (redirect, clones) = (None, Vec::new());
+        let mut run = Run { registers, memory, run_context, redirect, clones, sum_change: 0 };
         let mut at = 0_usize;
         for count in 0..self.limit {
             // Every jump leads to an instruction, and the last one is a jump or an exit: `Program::new` checks it.
@@ -213,6 +219,7 @@ impl Interpreter {
                         action: u32::from_le_bytes([a, b, c, d]),
                         redirect: run.redirect,
                         clones: run.clones,
+                        sum_change: u16::from_be(folded(run.sum_change)),
                         instructions: count + 1,
                     });
                 }
@@ -224,6 +231,16 @@ impl Interpreter {
 
 fn extended(constant: i32) -> u64 {
     i64::from(constant).cast_unsigned()
+}
+
+/// Adds the carries until none is left.
+fn folded(mut sum: u64) -> u16 {
+    loop {
+        match u16::try_from(sum) {
+            Ok(folded) => return folded,
+            Err(_) => sum = (sum & 0xffff) + (sum >> 16),
+        }
+    }
 }
 
 fn lower(value: u64) -> u32 {

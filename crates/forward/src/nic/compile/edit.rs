@@ -63,7 +63,10 @@ impl Emitter<'_> {
     fn update_transport(&mut self, kind: NetworkKind, of_payload: bool) {
         let [go, end] = [(); 2].map(|()| self.a.label());
         self.get(R0, TRANSPORT);
-        self.a.branch(Condition::Equal, R0, OTHER, end);
+        // At tcx, a changed address of IPv6 counts with every protocol: `mend_complete_checksum`.
+        if !(self.is_tcx() && kind == NetworkKind::V6) {
+            self.a.branch(Condition::Equal, R0, OTHER, end);
+        }
         if kind == NetworkKind::V4 && !of_payload {
             self.a.branch(Condition::Equal, R0, ICMP, end);
         }

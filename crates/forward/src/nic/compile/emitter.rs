@@ -116,7 +116,12 @@ pub(super) struct Needs {
     pub(super) saving: bool,
     /// They change bytes that the checksum of the transport covers.
     pub(super) transport: bool,
+    /// By how much they decrease hop limits.
+    pub(super) hops: i32,
 }
+
+/// What a decreased hop limit adds to the sum over a packet, in native order: it is the second byte of a word.
+const HOP_LESS: i32 = if cfg!(target_endian = "little") { 0xfeff } else { 0xfffe };
 
 /// Writes a program.
 pub(super) struct Emitter<'a> {
@@ -292,6 +297,9 @@ impl<'a> Emitter<'a> {
         if self.is_tcx() && self.needs.transport && kind.version().is_some() {
             self.keep_checksum_place();
         }
+        if self.is_tcx() && kind == NetworkKind::V6 {
+            self.mend_complete_checksum();
+        }
         self.a.jump(self.send);
         if self.needs.saving && kind.version().is_some() {
             self.a.bind(self.up);
@@ -314,6 +322,23 @@ impl<'a> Emitter<'a> {
             self.a.jump(end).bind(next);
         }
         self.a.bind(end);
+    }
+
+    /// Tells the kernel by how much the sum over an IPv6 packet changes, which its network card may have computed
+    /// (`CHECKSUM_COMPLETE`) and the receiver's kernel compares. IPv6 has no checksum of its header that would make up for a
+    /// changed hop limit. With addresses, the checksum of the transport does, but the kernel, when it mends that, takes it for
+    /// IPv4's, where two checksums change.
+    fn mend_complete_checksum(&mut self) {
+        if !self.needs.transport && self.needs.hops == 0 {
+            return;
+        }
+        self.a.set(R2, 0);
+        if self.needs.transport {
+            self.get(R2, ADDRESSES_ADDED);
+        }
+        self.a.add(R2, self.needs.hops * HOP_LESS);
+        self.get(R1, CONTEXT);
+        self.a.call(Helper::UpdateCompleteChecksum);
     }
 
     /// Has the kernel mend the checksum of the transport, which knows whether the sender has computed it. From here on the

@@ -300,6 +300,7 @@ fn program(
         time: stocks.iter().any(|one| matches!(one, BuiltinStage::Meter(_) | BuiltinStage::Nat(_))),
         saving: stocks.iter().any(writes),
         transport: stocks.iter().any(changes_transport),
+        hops: stocks.iter().map(|one| i32::from(matches!(one, BuiltinStage::Ttl(_)))).sum(),
     };
     let mut emitter = Emitter::new(ingress, config, layout, kind, needs);
     emitter.prologue();

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use vigie::forward::tables::Prefix;
+use vigie::{forward::tables::Prefix, via::link::merges_packets};
 
 use super::program::FlowInterface;
 use crate::{
@@ -64,6 +64,10 @@ pub(super) fn check_interfaces(
         if !matches!(kind, FlowKind::L2(_)) {
             check_kernel_forwarding(name)?;
         }
+        // Drivers without flags merge nothing.
+        if merges_packets(name).unwrap_or(false) {
+            return Err(FlowError::InvalidSetting(merging(name)));
+        }
         if !interface.is_up {
             log(format!("interface {name} is down or has no carrier: waiting for it"));
         }
@@ -110,6 +114,14 @@ pub(super) fn claim(names: &[String]) -> Result<Claims, FlowError> {
         }
     };
     names.iter().map(claim).collect::<Result<_, _>>().map(Claims)
+}
+
+/// Says what to do about an interface that merges packets.
+pub(super) fn merging(name: &str) -> String {
+    format!(
+        "`{name}` merges the packets that it receives (LRO), and nobody could take them apart again: turn that off (`ethtool -K \
+         {name} lro off`; GRO may stay on)"
+    )
 }
 
 /// The kernel also sees the frames of a packet socket: if both forward, everything arrives twice.

@@ -12,10 +12,11 @@ use vigie::{
         tables::{CounterSnapshot, NatTable, Traffic, TrafficCounters},
     },
     spawn_blocking,
+    via::link::merges_packets,
 };
 
 use super::{
-    checks::{Claims, kernel_forwarding},
+    checks::{Claims, kernel_forwarding, merging},
     fullness::Fullness,
     program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
@@ -51,8 +52,12 @@ pub(super) struct FramesFlow {
     pub(super) thread: Option<HostThread>,
     pub(super) migration: Option<Migration>,
     pub(super) refresh_at: Instant,
+    /// When the interfaces' drivers are asked again.
+    pub(super) look_at: Instant,
     /// The setting by which the kernel has begun to forward the same packets.
     pub(super) doubled_by: Option<String>,
+    /// The interface that has begun to merge packets.
+    pub(super) merged_by: Option<String>,
     /// Held until the interfaces are free.
     pub(super) claims: Claims,
 }
@@ -154,6 +159,20 @@ impl FramesFlow {
         self.doubled_by = doubled_by;
     }
 
+    /// Says when an interface begins to merge packets, which then cannot be forwarded as they came, and when that ends.
+    fn watch_merging(&mut self) {
+        let merges = self.names.iter().find(|name| merges_packets(name).unwrap_or(false)).cloned();
+        if merges == self.merged_by {
+            return;
+        }
+        let name = &self.head.name;
+        log(match &merges {
+            Some(interface) => format!("flow `{name}`: {}", merging(interface)),
+            None => format!("flow `{name}`: no interface merges packets any more"),
+        });
+        self.merged_by = merges;
+    }
+
     /// Moves the flow if its load requires it.
     fn migrate(&mut self, now: Instant) {
         let Some(migration) = &mut self.migration else { return };
@@ -230,6 +249,10 @@ impl Running for FramesFlow {
             let asked = cache.neighbours_to_ask(&self.tables.indices()).into_iter();
             let asked = asked.filter_map(|(index, one)| Some((self.tables.port(index)?, one)));
             self.tables.ask_for(asked);
+        }
+        if now >= self.look_at {
+            self.look_at = now + REFRESH;
+            self.watch_merging();
         }
         self.migrate(now);
     }
