@@ -74,6 +74,8 @@ fn service() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         println!("\naddress {}", listener.local_addr().expect("it is bound"));
         let ended = http::serve(listener, http::service_fn(answer))
+            // Clients pause while 20 000 connections are begun, which takes more than 30 s on a machine that is busy elsewhere.
+            .head_timeout(10 * HANG)
             .drain_timeout(DRAIN)
             .with_graceful_shutdown(async move {
                 terminate.recv().await;

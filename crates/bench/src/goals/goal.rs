@@ -74,8 +74,9 @@ impl Goal {
 
 fn unmeasured_because(rows: &[Row]) -> String {
     let failure = rows.iter().find_map(|row| row.failure.clone());
-    failure
-        .unwrap_or_else(|| "no such figure; system calls need perf or strace (`apt install strace`)".into())
+    failure.unwrap_or_else(|| {
+        "no such figure; system calls need perf or strace (`apt install strace`)".into()
+    })
 }
 
 /// What goals are about.
