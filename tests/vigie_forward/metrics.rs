@@ -1,7 +1,7 @@
 //! Metrics and health over HTTP.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind::ConnectionReset, Read, Write},
     net::SocketAddr,
     os::unix::net::UnixStream,
 };
@@ -62,6 +62,48 @@ fn metrics_and_health_are_served() {
     assert!(get(connect(at), "GET /metrics").1.contains("vigie_forward_draining 1\n"));
     drop(client);
     assert_eq!(relay.wait().code(), 0);
+}
+
+/// Goal: clients that send nothing, or do not end, occupy no more than the listener's places, and each only for a time, so that a later client is
+/// served; a request without end is refused, and a connection has one request. Method: more clients than there are places, some silent, some with half a
+/// request; one that asks after them is answered, and by then a silent one has been cut off. A head of 64 KiB; two requests at once.
+#[test]
+fn clients_of_metrics_have_bounds() {
+    let (folder, to) = (Folder::new(), echo_server());
+    let arguments = ["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to];
+    let arguments = [&arguments[..], &["--metrics", "127.0.0.1:0"]].concat();
+    let mut relay = Instance::start(&folder, &arguments).ready();
+    let line = relay.until("metrics at http://");
+    let at = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+    let at: SocketAddr = at.and_then(|text| text.parse().ok()).expect("an address");
+
+    let mut slow: Vec<_> = (0..20).map(|_| connect(at)).collect();
+    for half in &mut slow[..8] {
+        half.write_all(b"GET /metrics HTTP/1.1\r\nHost: ").expect("it is connected");
+    }
+    assert_eq!(get(connect(at), "GET /health").1, "ready\n");
+    // All places were taken, so one has become free.
+    let mut rest = Vec::new();
+    let ended = slow[0].read_to_end(&mut rest);
+    assert!(ended.is_ok() || ended.is_err_and(|error| error.kind() == ConnectionReset));
+    drop(slow);
+
+    let mut long = connect(at);
+    let head = format!("GET /health HTTP/1.1\r\nHost: here\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
+    // It may be cut off before all is written.
+    let _ = long.write_all(head.as_bytes());
+    let mut answer = String::new();
+    let _ = long.read_to_string(&mut answer);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+
+    let mut twice = connect(at);
+    let request = "GET /health HTTP/1.1\r\nHost: here\r\n\r\n".repeat(2);
+    twice.write_all(request.as_bytes()).expect("it is connected");
+    let mut answers = Vec::new();
+    // What is not read resets the connection.
+    let _ = twice.read_to_end(&mut answers);
+    assert_eq!(String::from_utf8_lossy(&answers).matches("HTTP/1.1 200").count(), 1);
+    assert_eq!(relay.end().code(), 0);
 }
 
 /// Goal: metrics may be served at a path, which is this user's alone and removed at the end; a path that is taken is refused. Method: a

@@ -145,3 +145,39 @@ fn wrong_files_are_refused() {
         }
     }
 }
+
+/// Goal: a file or the command line can ask clients for certificates: a front that has one is served, and one that has none is not; TLS that is passed through
+/// cannot ask. Method: two fronts before one instance, and a wrong file.
+#[test]
+fn clients_are_asked_for_certificates() {
+    let folder = Folder::new();
+    let to = format!("tcp://{}", marked_echo(b'w'));
+    let [ca, web] = ["authority", "web"].map(pem);
+    let arguments = ["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to];
+    let of_tls =
+        ["--tls-certificate", text(&web), "--tls-key", text(&web), "--tls-client-ca", text(&ca)];
+    let mut back = Instance::start(&folder, &[&arguments[..], &of_tls].concat()).ready();
+    let to = format!("tcp://{}", back.address("relay"));
+    let arguments = ["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to, "--to-tls"];
+    let of_tls = ["--to-tls-name", "web.test", "--to-tls-ca", text(&ca)];
+    let api = pem("api");
+    let own = ["--to-tls-certificate", text(&api), "--to-tls-key", text(&api)];
+    let with = [&arguments[..], &of_tls, &own].concat();
+    let mut known = Instance::start(&folder, &with).ready();
+    let mut unknown = Instance::start(&folder, &[&arguments[..], &of_tls].concat()).ready();
+    assert_eq!(ask(known.address("relay")), Some(b'w'));
+    assert_eq!(ask(unknown.address("relay")), None);
+    let socket = folder.path(&format!("vigie-forward.{}.sock", back.id()));
+    // It counts once it has told its client.
+    while counter(&socket, "relay", "tls_clients_bad_certificate") == 0 {}
+    assert_eq!(counter(&socket, "relay", "tls_clients_ok"), 1);
+
+    let config = format!(
+        "[[relay]]\nlisten = 'tcp://127.0.0.1:0'\nto = '{to}'\n\
+         tls = {{ pass_through = true, client_ca = '{}' }}\n",
+        ca.display()
+    );
+    let file = folder.write("config.toml", &config);
+    let (code, _, errors) = run(&folder, &["check", text(&file)]);
+    assert!(code == 2 && errors.contains("`client_ca` is for TLS that ends here"), "{errors}");
+}

@@ -98,6 +98,8 @@ counters! {
         tls_clients_no_route,
         /// Clients that refused the relay by an alert, such as that they do not trust its certificate.
         tls_clients_alert,
+        /// Clients without a certificate where one is asked for, or with one that was refused: signed by no trusted authority, or expired.
+        tls_clients_bad_certificate,
         /// Clients with which the relay has no version, cipher or protocol of ALPN in common, or that violated TLS.
         tls_clients_incompatible,
         /// Connections that were passed on by the name that the client asked for, without ending TLS.

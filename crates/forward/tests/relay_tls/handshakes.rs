@@ -15,7 +15,10 @@ use crate::{
     Serving, at,
     certificates::{Authority, EXPIRED, FUTURE, Kit, Signed, VALID, Years, write},
     kit::{folder::Folder, skip::skip},
-    peers::{client, client_config, finish, lettered_echo, plain_echo, server_config, tls_echo},
+    peers::{
+        client, client_config, client_with, finish, lettered_echo, plain_echo, server_config,
+        tls_echo,
+    },
     relay, serve,
 };
 
@@ -135,6 +138,40 @@ fn a_wrong_certificate_is_passed_over() {
         assert_eq!(stats.connects_failed, u64::from(!is_checked), "{stats:?}");
         assert!(stats.tls_upstreams_expired >= 1, "{stats:?}");
     }
+}
+
+/// Goal: where clients are asked for certificates, those alone are served that have a valid one of a trusted authority, in both versions, and the others reach no
+/// target and are counted. Method: clients with a right certificate, one of a stranger's authority, an expired one, and none; the target is an echo. A file
+/// without a certificate is refused.
+#[test]
+fn clients_may_be_asked_who_they_are() {
+    let kit = Kit::shared();
+    let to = plain_echo();
+    let asking = || kit.termination().client_authorities(kit.authority_file());
+    let right = kit.authority.sign(&["client.test"], VALID);
+    let strange = Authority::new().sign(&["client.test"], VALID);
+    let expired = kit.authority.sign(&["client.test"], EXPIRED);
+    for version in [&TLS12, &TLS13] {
+        for (own, is_served) in
+            [(Some(&right), true), (Some(&strange), false), (Some(&expired), false), (None, false)]
+        {
+            let router = TlsRouter::terminate(asking().expect("an authority"));
+            let relay = Serving::start(relay().upstream(Upstream::from(to)).tls(router));
+            let config = client_with(&kit.authority, version, own);
+            let mut stream = client(config, "web.test", relay.connect());
+            let mut heard = [0; 5];
+            let echoed = stream.write_all(b"hello").and_then(|()| stream.read_exact(&mut heard));
+            assert_eq!(echoed.is_ok().then_some(heard), is_served.then_some(*b"hello"));
+            drop(stream);
+            let stats = relay.until(|stats| stats.accepted == 1 && stats.active == 0);
+            let counted = (stats.tls_clients_ok, stats.tls_clients_bad_certificate);
+            assert_eq!(counted, (u64::from(is_served), u64::from(!is_served)), "{stats:?}");
+            assert_eq!(stats.bytes_up, if is_served { 5 } else { 0 });
+        }
+    }
+    let key = kit.folder.path("web.key.pem");
+    let wrong = kit.termination().client_authorities(key);
+    assert!(matches!(wrong, Err(TlsConfigError::NoCertificate { .. })));
 }
 
 /// Goal: a target that asks for a certificate gets the relay's, and one whose authority it does not know serves nothing. Method: a target that serves only

@@ -29,6 +29,20 @@ pub(crate) fn client_config(
     builder.with_root_certificates(authority.roots()).with_no_client_auth()
 }
 
+/// The same, of a client that has a certificate.
+pub(crate) fn client_with(
+    authority: &Authority,
+    version: &'static SupportedProtocolVersion,
+    own: Option<&Signed>,
+) -> ClientConfig {
+    let Some(own) = own else { return client_config(authority, &[version]) };
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_protocol_versions(&[version]).expect("a version");
+    let (chain, key) = own.der();
+    let builder = builder.with_root_certificates(authority.roots());
+    builder.with_client_auth_cert(chain, key).expect("a certificate and its key")
+}
+
 /// Puts TLS around a client's connection. The handshake comes with the first byte.
 pub(crate) fn client(config: ClientConfig, name: &str, socket: TcpStream) -> ClientStream {
     let name = ServerName::try_from(name.to_owned()).expect("a name");

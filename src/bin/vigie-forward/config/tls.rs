@@ -39,6 +39,15 @@ pub(crate) struct ClientTls {
     #[serde(deserialize_with = "text_or_more")]
     pub(crate) alpn: Vec<String>,
 
+    /// Serve clients alone that have a certificate signed by one of the authorities in this file: PEM. Default: clients are not asked for one.
+    #[arg(
+        id = "tls_client_ca",
+        long = "tls-client-ca",
+        value_name = "FILE",
+        requires = "tls_certificate"
+    )]
+    pub(crate) client_ca: Option<PathBuf>,
+
     /// Only in files: targets get the TLS of clients as it is.
     #[arg(skip)]
     pub(crate) pass_through: bool,
@@ -148,6 +157,10 @@ impl ClientTls {
             }
             (None, None) if !self.alpn.is_empty() => {
                 Err("`alpn` is for TLS that ends here, and this one is passed through".to_owned())
+            }
+            (None, None) if self.client_ca.is_some() => {
+                Err("`client_ca` is for TLS that ends here, and this one is passed through"
+                    .to_owned())
             }
             (Some(_), None) => Err("`tls` has a `certificate` without its `key`".to_owned()),
             (None, Some(_)) => Err("`tls` has a `key` without its `certificate`".to_owned()),

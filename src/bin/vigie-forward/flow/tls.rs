@@ -82,7 +82,11 @@ fn termination(
     let Some((chain, key)) = tls.certificate.as_ref().zip(tls.key.as_ref()) else {
         return Ok(None);
     };
-    TlsTermination::new(identities.read(chain, key)?).alpn(&tls.alpn).map(Some)
+    let termination = TlsTermination::new(identities.read(chain, key)?).alpn(&tls.alpn)?;
+    Ok(Some(match &tls.client_ca {
+        Some(file) => termination.client_authorities(file)?,
+        None => termination,
+    }))
 }
 
 fn targets(

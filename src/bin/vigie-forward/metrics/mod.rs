@@ -2,15 +2,20 @@
 
 mod exposition;
 
-use std::{convert::Infallible, io, rc::Rc};
+use std::{convert::Infallible, future, io, rc::Rc, sync::Arc, time::Duration};
 
-use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
+use hyper::{
+    Method, Request, Response, StatusCode, body::Incoming, header, server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::Semaphore;
 use vigie::{
-    http,
+    detect::net::{Listener, ListenerSocket},
     net::{TcpListener, UnixListener},
     spawn_local,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -21,8 +26,14 @@ use crate::{
 
 /// The type of the text that Prometheus reads.
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Requests that wait for the control thread; further ones wait in their connections.
-const WAITING_MAX: usize = 16;
+/// Connections at a time; further ones wait in the kernel's queue. Each has one request.
+const CONNECTIONS_MAX: usize = 16;
+/// The time in which a client must have sent its request and taken the answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum length of a request without its body, which is not read.
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+/// The time for which accepting pauses after a failure: descriptors may be short.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Where metrics are served, bound before rights are given up.
 pub(crate) enum BoundMetrics {
@@ -73,64 +84,63 @@ pub(crate) fn bind(endpoint: &EndpointUri) -> Result<BoundMetrics, MetricsError>
     Ok(bound)
 }
 
-/// Asks the control thread for a report.
-type ReportRequest = oneshot::Sender<InstanceReport>;
+/// Makes a report, on this thread.
+type ReportFn = Rc<dyn Fn() -> InstanceReport>;
 
-/// Serves until the process ends, also while it drains. `report` is called on this thread.
-pub(crate) fn serve(
-    bound: BoundMetrics,
-    report: Rc<dyn Fn() -> InstanceReport>,
-) -> io::Result<Option<SocketGuard>> {
-    let (sender, mut requests) = mpsc::channel::<ReportRequest>(WAITING_MAX);
-    // Connections are tasks that any thread may run, and the state is this thread's.
-    spawn_local(async move {
-        while let Some(request) = requests.recv().await {
-            // A client that has left needs no report.
-            let _ = request.send(report());
-        }
-    })
-    .detach();
-    let service = http::service_fn(move |request| answer(request, sender.clone()));
+/// Serves until the process ends, also while it drains.
+pub(crate) fn serve(bound: BoundMetrics, report: ReportFn) -> io::Result<Option<SocketGuard>> {
     // Neither ends before the process.
     let guard = match bound {
         BoundMetrics::Tcp(listener) => {
-            let listener = TcpListener::from_std(listener)?;
-            spawn_local(async move { http::serve(listener, service).await }).detach();
+            spawn_local(accept_all(TcpListener::from_std(listener)?, report)).detach();
             None
         }
         BoundMetrics::Unix(listener, guard) => {
-            let listener = UnixListener::from_std(listener)?;
-            spawn_local(async move { http::serve(listener, service).await }).detach();
+            spawn_local(accept_all(UnixListener::from_std(listener)?, report)).detach();
             Some(guard)
         }
     };
     Ok(guard)
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    reports: mpsc::Sender<ReportRequest>,
-) -> Result<Response<String>, Infallible> {
-    let (asked, report) = oneshot::channel();
+async fn accept_all<L: ListenerSocket>(listener: Listener<L>, report: ReportFn)
+where
+    L::Stream: 'static,
+{
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut http = http1::Builder::new();
+    http.keep_alive(false).max_buf_size(REQUEST_BYTES_MAX);
+    loop {
+        let permit = Arc::clone(&room).acquire_owned().await;
+        let Ok((stream, _)) = listener.accept().await else {
+            sleep(ACCEPT_RETRY_DELAY).await;
+            continue;
+        };
+        let report = Rc::clone(&report);
+        let service = service_fn(move |request| {
+            future::ready(Ok::<_, Infallible>(answer(&request, &*report)))
+        });
+        let connection = http.serve_connection(TokioIo::new(stream), service);
+        let served = async move {
+            // Errors only concern this client.
+            let _ = timeout(REQUEST_TIMEOUT, connection).await;
+            drop(permit);
+        };
+        spawn_local(served).detach();
+    }
+}
+
+fn answer(request: &Request<Incoming>, report: &dyn Fn() -> InstanceReport) -> Response<String> {
     let plain = |status, text: &str| respond(status, text.to_owned());
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return Ok(plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n"));
+        return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
     }
-    let path = request.uri().path();
-    if !matches!(path, "/metrics" | "/health") {
-        return Ok(plain(StatusCode::NOT_FOUND, "there are /metrics and /health\n"));
+    match request.uri().path() {
+        "/metrics" => respond(StatusCode::OK, exposition::text(&report())),
+        "/health" if report().is_draining() => plain(StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+        "/health" => plain(StatusCode::OK, "ready\n"),
+        _ => plain(StatusCode::NOT_FOUND, "there are /metrics and /health\n"),
     }
-    // Without the control thread, the process ends.
-    let ending = || plain(StatusCode::SERVICE_UNAVAILABLE, "ending\n");
-    if reports.send(asked).await.is_err() {
-        return Ok(ending());
-    }
-    let Ok(report) = report.await else { return Ok(ending()) };
-    Ok(match path {
-        "/metrics" => respond(StatusCode::OK, exposition::text(&report)),
-        _ if report.is_draining() => plain(StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
-        _ => plain(StatusCode::OK, "ready\n"),
-    })
 }
 
 fn respond(status: StatusCode, text: String) -> Response<String> {

@@ -193,6 +193,11 @@ impl TlsError {
             Self::Closed => &counters.tls_clients_closed,
             Self::NoRoute { .. } => &counters.tls_clients_no_route,
             Self::Refused { .. } => &counters.tls_clients_alert,
+            Self::Expired
+            | Self::NotYetValid
+            | Self::UnknownIssuer
+            | Self::WrongName(_)
+            | Self::BadCertificate(_) => &counters.tls_clients_bad_certificate,
             _ => &counters.tls_clients_incompatible,
         };
         counter.add(1);

@@ -1,12 +1,17 @@
 //! TLS with clients: which certificate, and which target, a client gets by the name that it asks for.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use rustls::{ConfigBuilder, ServerConfig, WantsVerifier, crypto::ring, pki_types::DnsName};
+use rustls::{
+    ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier,
+    crypto::ring,
+    pki_types::DnsName,
+    server::{ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier},
+};
 
 use super::{
     error::{TlsConfigError, TlsError},
-    identity::TlsIdentity,
+    identity::{TlsIdentity, read_certificates},
 };
 use crate::relay::target::Upstream;
 
@@ -18,17 +23,37 @@ pub struct TlsTermination {
 }
 
 impl TlsTermination {
-    /// The relay answers as `identity`. Clients are not asked for a certificate, and no protocol is agreed on
-    /// ([`alpn`](Self::alpn)).
+    /// The relay answers as `identity`. Clients are not asked for a certificate ([`client_authorities`](Self::client_authorities)), and no
+    /// protocol is agreed on ([`alpn`](Self::alpn)).
     #[must_use]
     pub fn new(identity: TlsIdentity) -> Self {
-        let mut config =
-            config_builder().with_no_client_auth().with_cert_resolver(Arc::new(identity));
-        // Sessions are resumed by tickets, which take no memory here.
-        if let Ok(ticketer) = ring::Ticketer::new() {
-            config.ticketer = ticketer;
+        Self {
+            config: Arc::new(config(WebPkiClientVerifier::no_client_auth(), Arc::new(identity))),
         }
-        Self { config: Arc::new(config) }
+    }
+
+    /// Serves clients alone that have a certificate signed by one of the authorities whose certificates are in a PEM file, which is read now. All
+    /// others are refused in the handshake, before a target is chosen. The name in a client's certificate does not matter; certificates that were
+    /// revoked are not known. Default: clients are not asked.
+    ///
+    /// # Errors
+    /// [`TlsConfigError`].
+    pub fn client_authorities(mut self, file: impl AsRef<Path>) -> Result<Self, TlsConfigError> {
+        let path = file.as_ref();
+        let unusable =
+            |problem: String| TlsConfigError::Unusable { path: path.to_owned(), problem };
+        let mut roots = RootCertStore::empty();
+        for certificate in read_certificates(path)? {
+            roots.add(certificate).map_err(|error| unusable(error.to_string()))?;
+        }
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+        let verifier = verifier.build().map_err(|error| unusable(error.to_string()))?;
+        // Tickets of sessions that were opened without a certificate are of another key.
+        let mut config = config(verifier, Arc::clone(&self.config.cert_resolver));
+        config.alpn_protocols.clone_from(&self.config.alpn_protocols);
+        self.config = Arc::new(config);
+        Ok(self)
     }
 
     /// Sets the protocols that may be agreed on by ALPN, the preferred one first, as in `["h2", "http/1.1"]`; take those that all of
@@ -44,6 +69,19 @@ impl TlsTermination {
         Arc::make_mut(&mut self.config).alpn_protocols = alpn_protocols(protocols)?;
         Ok(self)
     }
+}
+
+fn config(
+    verifier: Arc<dyn ClientCertVerifier>,
+    identity: Arc<dyn ResolvesServerCert>,
+) -> ServerConfig {
+    let mut config =
+        config_builder().with_client_cert_verifier(verifier).with_cert_resolver(identity);
+    // Sessions are resumed by tickets, which take no memory here.
+    if let Ok(ticketer) = ring::Ticketer::new() {
+        config.ticketer = ticketer;
+    }
+    config
 }
 
 fn config_builder() -> ConfigBuilder<ServerConfig, WantsVerifier> {
