@@ -24,6 +24,8 @@ mod reload;
 mod service;
 #[path = "vigie_forward/tls.rs"]
 mod tls;
+#[path = "vigie_forward/translations.rs"]
+mod translations;
 
 use std::{
     io::{Read, Write},

@@ -17,8 +17,8 @@ pub use self::{
     counters::{CounterSnapshot, Traffic, TrafficCounters},
     feed::{Feed, Update},
     nat::{
-        NatChange, NatEndpoint, NatError, NatFeed, NatFlow, NatTable, NatTableBuilder, NatTuple,
-        NatUsage, TcpProgress,
+        NatChange, NatEndpoint, NatError, NatFeed, NatFlow, NatRestoreError, NatTable,
+        NatTableBuilder, NatTuple, NatUsage, TcpProgress,
     },
     prefix::{Prefix, PrefixError},
     routes::{

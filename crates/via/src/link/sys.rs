@@ -75,7 +75,7 @@ struct DriverRequest {
 }
 
 /// Returns whether an interface merges the packets that it receives into longer ones from which they cannot be made again (large
-/// receive offload, LRO): a router would send packets that nobody has sent. The interface is one of the calling thread's network
+/// receive offload, LRO): a router would send packets that no host has sent. The interface is one of the calling thread's network
 /// namespace.
 ///
 /// # Errors

@@ -1,6 +1,11 @@
 //! The configuration file.
 
-use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
 
 use super::{
     BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, ClientTls, Config,
@@ -221,6 +226,8 @@ frames_table! {
         idle: Time,
         #[serde(default)]
         publish: Vec<Publish>,
+        #[serde(default)]
+        state: Option<PathBuf>,
         #[serde(default = "table_main")]
         table: u32,
     }

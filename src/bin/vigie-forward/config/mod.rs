@@ -371,6 +371,11 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "PROTOCOL:PORT=ADDRESS:PORT")]
     pub(crate) publish: Vec<Publish>,
 
+    /// A file in which translations are kept, so that connections outlive a restart. It is written every 10 s and at the end.
+    /// Default: none.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) state: Option<PathBuf>,
+
     /// The kernel's routing table (`ip route show table N`); 254 is the main one.
     #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
     pub(crate) table: u32,

@@ -3,6 +3,7 @@
 mod flow;
 mod mapping;
 mod pool;
+mod saved;
 mod state;
 mod tcp;
 
@@ -23,6 +24,7 @@ use thiserror::Error;
 use vigie_detect::Instant;
 
 pub use self::flow::{NatEndpoint, NatFlow, NatTuple};
+pub use self::saved::NatRestoreError;
 use self::state::{NatLimits, NatState};
 pub use self::tcp::TcpProgress;
 use super::feed::{LogRead, Update};
@@ -143,6 +145,14 @@ impl NatTableBuilder {
         self
     }
 
+    /// Sets the range of ports that are assigned to sources with a port below 1024, while there are free ones, and to no others: such
+    /// a source then keeps its range, as RFC 4787 (REQ-3a) recommends. Ports that are also among [`ports`](Self::ports) are not
+    /// assigned otherwise. Default: none, and such a source gets one of `ports`.
+    pub const fn low_ports(mut self, first: u16, last: u16) -> Self {
+        self.limits.low_ports = Some((first, last));
+        self
+    }
+
     /// Sets how much one inside host may have of the flows of the table, and of the ports of an address, for each
     /// protocol, in percent from 1 to 100; other values count as the nearest of these. Default: 50.
     pub const fn host_percent(mut self, percent: u8) -> Self {
@@ -223,6 +233,7 @@ impl NatTable {
             flows_max: 1 << 16,
             host_percent: 50,
             ports: (1024, u16::MAX),
+            low_ports: None,
             timeouts: NatTimeouts::default(),
         };
         NatTableBuilder { limits, seed: fastrand::u64(..) }
@@ -335,6 +346,38 @@ impl NatTable {
     #[must_use]
     pub fn flows(&self) -> Vec<NatFlow> {
         self.lock().flows()
+    }
+
+    /// Returns all flows as bytes, for [`restore`](Self::restore).
+    ///
+    /// # Cost
+    /// Some 60 bytes for each flow of IPv4; the lock is held while they are copied.
+    #[must_use]
+    pub fn save(&self, now: Instant) -> Vec<u8> {
+        let flows = self.lock().save(now);
+        saved::write(flows.into_iter())
+    }
+
+    /// Takes over the flows that were [saved](Self::save) `age` ago, with their ports: those that `keeps` accepts, that have not
+    /// expired meanwhile, and for which this table has room and their port. Returns how many it has taken over, and how many it has
+    /// not.
+    ///
+    /// # Errors
+    /// [`NatRestoreError`]; then the table is unchanged.
+    pub fn restore(
+        &self,
+        bytes: &[u8],
+        age: Duration,
+        keeps: impl Fn(&NatFlow) -> bool,
+        now: Instant,
+    ) -> Result<(usize, usize), NatRestoreError> {
+        let flows = saved::read(bytes)?;
+        let all = flows.len();
+        let kept = flows.into_iter().filter(|saved| keeps(&saved.flow));
+        let restore =
+            |state: &mut NatState| kept.filter(|one| state.restore(one, age, now)).count();
+        let restored = self.changed(restore);
+        Ok((restored, all - restored))
     }
 
     /// Follows the table: first all existing flows, then each change.

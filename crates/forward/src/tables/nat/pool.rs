@@ -7,6 +7,9 @@ use std::{
 
 use fastrand::Rng;
 
+/// The last of the low ports.
+const LOW_MAX: u16 = 1023;
+
 /// The standing of a flow: the one with the least to lose is evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
@@ -54,33 +57,60 @@ impl HostShare {
 pub(super) struct PortPool {
     /// Free ports, even and odd ones, in the order of assignment.
     free: [VecDeque<u16>; 2],
+    /// The same, for sources with ports below 1024 alone (RFC 4787, REQ-3a).
+    low: [VecDeque<u16>; 2],
+    low_ports: Option<(u16, u16)>,
     pub(super) hosts: BTreeMap<IpAddr, HostShare>,
 }
 
 impl PortPool {
     /// All ports of a range, shuffled, so that the next one is unpredictable (RFC 6056).
-    pub(super) fn new(ports: (u16, u16), rng: &mut Rng) -> Self {
-        let mut this = Self { free: Default::default(), hosts: BTreeMap::new() };
+    pub(super) fn new(ports: (u16, u16), low_ports: Option<(u16, u16)>, rng: &mut Rng) -> Self {
+        let (free, low, hosts) = (Default::default(), Default::default(), BTreeMap::new());
+        let mut this = Self { free, low, low_ports, hosts };
         let mut free: Vec<u16> = (ports.0..=ports.1).collect();
+        let low = low_ports.into_iter().flat_map(|(first, last)| first..=last);
+        // Those in both ranges are low.
+        free.extend(low.filter(|port| !(ports.0..=ports.1).contains(port)));
         rng.shuffle(&mut free);
         free.into_iter().for_each(|port| this.give_back(port));
         this
     }
 
-    /// Takes a port, of the same parity as `like` if possible (RFC 4787, REQ-4).
+    /// Takes a port, below 1024 if `like` is and there are any (RFC 4787, REQ-3a), and of the same parity if possible (REQ-4).
     pub(super) fn take(&mut self, like: u16) -> Option<u16> {
         let parity = usize::from(like & 1);
-        let port = self.free.get_mut(parity).and_then(VecDeque::pop_front);
-        port.or_else(|| self.free.get_mut(1 - parity)?.pop_front())
+        let is_low = like <= LOW_MAX;
+        let lists = [&mut self.low, &mut self.free].into_iter().skip(usize::from(!is_low));
+        lists.into_iter().find_map(|free| {
+            let port = free.get_mut(parity).and_then(VecDeque::pop_front);
+            port.or_else(|| free.get_mut(1 - parity)?.pop_front())
+        })
+    }
+
+    /// The list of a port.
+    fn list(&mut self, port: u16) -> Option<&mut VecDeque<u16>> {
+        let is_low = self.low_ports.is_some_and(|(first, last)| (first..=last).contains(&port));
+        let lists = if is_low { &mut self.low } else { &mut self.free };
+        lists.get_mut(usize::from(port & 1))
+    }
+
+    /// Takes a certain port. Returns whether it was free.
+    pub(super) fn take_exactly(&mut self, port: u16) -> bool {
+        let Some(free) = self.list(port) else { return false };
+        let at = free.iter().position(|one| *one == port);
+        at.is_some_and(|at| free.remove(at).is_some())
     }
 
     /// Takes a port out of the pool for good.
     pub(super) fn reserve(&mut self, port: u16) {
-        self.free.iter_mut().for_each(|free| free.retain(|one| *one != port));
+        if let Some(free) = self.list(port) {
+            free.retain(|one| *one != port);
+        }
     }
 
     pub(super) fn give_back(&mut self, port: u16) {
-        if let Some(free) = self.free.get_mut(usize::from(port & 1)) {
+        if let Some(free) = self.list(port) {
             free.push_back(port);
         }
     }

@@ -28,6 +28,7 @@ use super::{
     NatChange, NatEndpoint, NatError, NatFlow, NatTimeouts, NatTuple, NatUsage,
     mapping::{Mappings, PoolKey},
     pool::{PortPool, Standing},
+    saved::SavedFlow,
     tcp::{TcpProgress, TcpSides},
 };
 use crate::{
@@ -60,6 +61,10 @@ enum Phase {
     Answered,
     Established,
     Closing,
+}
+
+impl Phase {
+    const ALL: [Self; 4] = [Self::Opening, Self::Answered, Self::Established, Self::Closing];
 }
 
 #[derive(Debug)]
@@ -156,6 +161,7 @@ pub(super) struct NatLimits {
     /// The share of one inside host, in percent.
     pub(super) host_percent: u8,
     pub(super) ports: (u16, u16),
+    pub(super) low_ports: Option<(u16, u16)>,
     pub(super) timeouts: NatTimeouts,
 }
 
@@ -329,7 +335,7 @@ impl NatState {
             translated.destination = internal;
         }
         let number = self.next_ticket;
-        let entry = NatEntry {
+        let mut entry = NatEntry {
             flow: NatFlow { original, translated },
             pool,
             host,
@@ -340,7 +346,87 @@ impl NatState {
             number,
             ticket: number,
         };
-        self.add(entry, tcp, now).map(|()| translated)
+        // It is not in the expiry queue yet, so there is no entry to compare with.
+        let _ = entry.note_packet(false, tcp, false, now);
+        self.add(entry).map(|()| translated)
+    }
+
+    /// Returns all flows as they are saved.
+    pub(super) fn save(&self, now: Instant) -> Vec<SavedFlow> {
+        let saved = |entry: &NatEntry| SavedFlow {
+            flow: entry.flow,
+            phase: entry.phase as u8,
+            idle: now - entry.last_used,
+        };
+        self.entries.iter().map(|(_, entry)| saved(entry)).collect()
+    }
+
+    /// Takes over a flow that was saved `age` ago, with its port. Returns whether it has.
+    pub(super) fn restore(&mut self, saved: &SavedFlow, age: Duration, now: Instant) -> bool {
+        let NatFlow { original, translated } = saved.flow;
+        let Some(phase) = Phase::ALL.get(usize::from(saved.phase)).copied() else { return false };
+        let (is_source, is_destination) =
+            (original.source != translated.source, original.destination != translated.destination);
+        let protocol = original.protocol;
+        let (pool, host) = match (is_source, is_destination) {
+            (true, _) => ((translated.source.address, protocol), original.source.address),
+            (false, true) => {
+                ((original.destination.address, protocol), translated.destination.address)
+            }
+            (false, false) => return false,
+        };
+        if translated.protocol != protocol || self.entries.len() >= self.limits.flows_max {
+            return false;
+        }
+
+        let mut mappings = [None; 2];
+        let mut is_new = false;
+        if is_source {
+            let port = translated.source.port;
+            mappings[0] = match self.mappings.of_internal(pool, original.source) {
+                Some(slot) => Some(slot).filter(|slot| {
+                    self.mappings.get(*slot).is_some_and(|one| one.external == translated.source)
+                }),
+                None if self.pool(pool).take_exactly(port) => {
+                    self.pool(pool).host(host).ports += 1;
+                    is_new = true;
+                    Some(self.mappings.add(pool, original.source, port))
+                }
+                None => None,
+            };
+            if mappings[0].is_none() {
+                return false;
+            }
+        }
+        if is_destination {
+            let slot = self.mappings.of_external((protocol, original.destination), None);
+            mappings[1] = slot.filter(|slot| {
+                self.mappings.get(*slot).is_some_and(|one| one.internal == translated.destination)
+            });
+        }
+
+        let number = self.next_ticket;
+        let idle = saved.idle.saturating_add(age);
+        let entry = NatEntry {
+            flow: saved.flow,
+            pool,
+            host,
+            mappings,
+            last_used: now - idle,
+            phase,
+            tcp: TcpSides::default(),
+            number,
+            ticket: number,
+        };
+        if entry.timeout(&self.limits.timeouts) <= idle {
+            if is_new {
+                // Its mapping has no flow yet: as if one had come and gone.
+                self.join(mappings, entry.peer());
+                self.leave(mappings, entry.peer());
+            }
+            return false;
+        }
+        self.add(entry).is_ok()
     }
 
     fn make_room(&mut self, pool: PoolKey, host: IpAddr, now: Instant) -> Result<(), NatError> {
@@ -398,22 +484,15 @@ impl NatState {
     }
 
     fn pool(&mut self, key: PoolKey) -> &mut PortPool {
-        let (ports, rng) = (self.limits.ports, &mut self.rng);
-        self.pools.entry(key).or_insert_with(|| PortPool::new(ports, rng))
+        let (NatLimits { ports, low_ports, .. }, rng) = (self.limits, &mut self.rng);
+        self.pools.entry(key).or_insert_with(|| PortPool::new(ports, low_ports, rng))
     }
 
-    fn add(
-        &mut self,
-        mut entry: NatEntry,
-        tcp: Option<&TcpProgress>,
-        now: Instant,
-    ) -> Result<(), NatError> {
+    fn add(&mut self, entry: NatEntry) -> Result<(), NatError> {
         let flow = entry.flow;
         let [(there, becomes), (back, becomes_back)] = flow.translations();
         let is_known = |tuple| self.translations.contains_key(tuple);
         let is_conflict = there == back || is_known(&there) || is_known(&back);
-        // It is not in the expiry queue yet, so there is no entry to compare with.
-        let _ = entry.note_packet(false, tcp, false, now);
         let (standing, mappings, peer) = (entry.standing(), entry.mappings, entry.peer());
         self.join(mappings, peer);
         if is_conflict {

@@ -305,3 +305,105 @@ fn what_a_program_saw_counts() {
         assert_eq!(table.timeout_of(&flow) != established, ends);
     }
 }
+
+/// Goal: all of 10 000 flows go on after a restart, with their ports, states and time-outs, and new ones get other ports; of those
+/// that have expired, or that another table holds no port for, none comes back. Method: a table of each protocol saved, and restored
+/// into new ones.
+#[test]
+fn flows_outlive_a_restart() {
+    let before = table();
+    let mut flows = Vec::new();
+    for number in 0..10_000_u16 {
+        let protocol = if number.is_multiple_of(2) { TCP } else { UDP };
+        let of =
+            tuple(protocol, end(u8::try_from(number % 50).unwrap(), 1000 + number), peer(1, 443));
+        let becomes = open(&before, of, START).unwrap();
+        if number.is_multiple_of(3) {
+            establish(&before, of, becomes);
+        }
+        flows.push((of, becomes, before.timeout_of(&of)));
+    }
+    let saved = before.save(START + Duration::from_secs(1));
+    let now = START + Duration::from_secs(100);
+    let after = table();
+    let age = Duration::from_secs(20);
+    assert_eq!(after.restore(&saved, age, |_| true, now), Ok((10_000, 0)));
+    for (of, becomes, timeout) in &flows {
+        assert_eq!(after.peek(of), Some(*becomes));
+        assert_eq!(after.peek(&becomes.reversed()), Some(of.reversed()));
+        assert_eq!(after.timeout_of(of), *timeout);
+    }
+    let fresh = open(&after, tuple(UDP, end(60, 9), peer(1, 443)), now).unwrap();
+    let mut same_protocol = flows.iter().filter(|(of, ..)| of.protocol == UDP);
+    assert!(same_protocol.all(|(_, becomes, _)| becomes.source != fresh.source));
+    // Again, nothing is there twice.
+    assert_eq!(after.restore(&saved, age, |_| true, now), Ok((0, 10_000)));
+    assert_eq!(after.len(), 10_001);
+
+    // Those that were not established have expired after five minutes, those of TCP that were live for two hours.
+    let late = table();
+    let (restored, lost) =
+        late.restore(&saved, Duration::from_secs(301), |_| true, now).expect("it is whole");
+    let lasting = flows.iter().filter(|(.., timeout)| *timeout > Some(Duration::from_secs(400)));
+    assert_eq!((restored, restored + lost), (lasting.count(), 10_000));
+    assert_eq!(late.usage().flows, restored);
+    let other = NatTable::builder().seed(1).ports(1024, 2000).build();
+    assert_eq!(other.restore(&saved, age, |_| true, now), Ok((0, 10_000)));
+    assert_eq!(other.usage().ports, 0);
+    assert_eq!(table().restore(&saved, age, |_| false, now), Ok((0, 10_000)));
+}
+
+/// Goal: what is cut off, changed, of another version or something else is a typed error, and leaves the table as it was. Method:
+/// every prefix of a small table, every changed byte, and other bytes.
+#[test]
+fn damaged_flows_are_refused() {
+    let before = table();
+    for number in 0..5 {
+        open(&before, tuple(UDP, end(1, 1000 + number), peer(1, 443)), START).unwrap();
+    }
+    let saved = before.save(START);
+    let after = table();
+    let restore = |bytes: &[u8]| after.restore(bytes, Duration::ZERO, |_| true, START);
+    for length in 0..saved.len() {
+        let error = if length < 8 { NatRestoreError::Foreign } else { NatRestoreError::Damaged };
+        assert_eq!(restore(&saved[..length]), Err(error), "{length}");
+    }
+    for at in 0..saved.len() {
+        let mut changed = saved.clone();
+        changed[at] ^= 1;
+        let error = restore(&changed).expect_err("it was changed");
+        match at {
+            0..8 => assert_eq!(error, NatRestoreError::Foreign),
+            8..12 => assert!(matches!(error, NatRestoreError::Version { .. }), "{at}: {error}"),
+            _ => assert_eq!(error, NatRestoreError::Damaged, "{at}"),
+        }
+    }
+    assert_eq!(restore(b"[[nat]]\n"), Err(NatRestoreError::Foreign));
+    assert!(after.is_empty());
+    assert_eq!(restore(&saved), Ok((5, 0)));
+}
+
+/// Goal: a source with a port below 1024 gets such a port of the same parity while there are any, other sources never do, and a
+/// freed one goes back to the low ones. Method: more low sources than there are low ports, between others.
+#[test]
+fn low_ports_keep_their_range() {
+    let builder = NatTable::builder().seed(5).ports(32_768, 60_999).low_ports(600, 1023);
+    let table = builder.host_percent(100).build();
+    let port_of = |number: u16, port: u16, now| {
+        let host = end(u8::try_from(number % 200).unwrap(), port);
+        open(&table, tuple(UDP, host, peer(1, 443)), now).unwrap().source.port
+    };
+    let mut lows = BTreeSet::new();
+    for number in 0..424 {
+        let like = 100 + number;
+        let low = port_of(number, like, START);
+        assert!((600..=1023).contains(&low) && low % 2 == like % 2, "{like} became {low}");
+        assert!(lows.insert(low));
+        assert!(port_of(number, 2000 + number, START) >= 32_768);
+    }
+    assert!(port_of(1, 999, START) >= 32_768);
+    let later = START + Duration::from_secs(301);
+    assert!(table.expire(later) > 800);
+    assert!((600..=1023).contains(&port_of(2, 998, later)));
+    assert_eq!(table.usage().ports, 0);
+}

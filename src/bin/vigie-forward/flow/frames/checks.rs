@@ -119,7 +119,7 @@ pub(super) fn claim(names: &[String]) -> Result<Claims, FlowError> {
 /// Says what to do about an interface that merges packets.
 pub(super) fn merging(name: &str) -> String {
     format!(
-        "`{name}` merges the packets that it receives (LRO), and nobody could take them apart again: turn that off (`ethtool -K \
+        "`{name}` merges the packets that it receives (LRO), and they cannot be taken apart again: turn that off (`ethtool -K \
          {name} lro off`; GRO may stay on)"
     )
 }

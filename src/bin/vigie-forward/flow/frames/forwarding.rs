@@ -32,6 +32,9 @@ pub(super) enum Forwarding {
 const ICMP_IDLE_MAX: Duration = Duration::from_secs(60);
 const TCP_TRANSITORY_MAX: Duration = Duration::from_secs(240);
 
+/// The ports for sources that have one below 1024, which some servers ask for: those of the kernel's own translation.
+const LOW_PORTS: (u16, u16) = (600, 1023);
+
 /// Derives the processing from a flow's configuration.
 pub(super) fn forwarding_of(
     kind: &FlowKind,
@@ -44,6 +47,7 @@ pub(super) fn forwarding_of(
             let idle = nat.idle.0;
             let table = NatTable::builder()
                 .ports(nat.ports.first, nat.ports.last)
+                .low_ports(LOW_PORTS.0, LOW_PORTS.1)
                 .udp_timeout(idle)
                 .icmp_timeout(idle.min(ICMP_IDLE_MAX))
                 .tcp_transitory_timeout(idle.min(TCP_TRANSITORY_MAX))

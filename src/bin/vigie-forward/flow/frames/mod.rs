@@ -18,9 +18,10 @@ mod program;
 mod questions;
 mod running;
 mod stages;
+mod state_file;
 mod tables;
 
-use std::{io, rc::Rc, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, rc::Rc, sync::Arc, time::Duration};
 
 use vigie::{
     Instant,
@@ -32,7 +33,7 @@ use vigie::{
         icmp::IcmpErrorSender,
         packet::Port,
         pipeline::{OnFull, Pipeline, Stage},
-        tables::{Fib, NatTable},
+        tables::{Fib, NatEndpoint, NatFlow, NatTable},
     },
     spawn_local,
     via::link::{BackEnd, EtherType, Link, LinkBuilder, LinkEvent, OpenError},
@@ -45,6 +46,7 @@ use self::{
     program::{AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, mode_name},
     questions::Questions,
     running::FramesFlow,
+    state_file::StateFile,
     tables::Tables,
 };
 use super::{FlowError, Prepared, Running, StartContext};
@@ -81,6 +83,7 @@ struct PreparedFrames {
     routes: bool,
     table: u32,
     nat: Option<NatTable>,
+    state_file: Option<StateFile>,
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
     claims: Claims,
@@ -113,6 +116,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     let questions = Arc::new(Questions::new());
     let taker = FlowTaker::default();
     let work = forwarding_of(&flow.kind, &flow_interfaces)?;
+    let state_file = state_file(&flow.name, &work);
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {
         builder = builder.boxed(stage);
@@ -157,12 +161,29 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
         routes,
         table,
         nat,
+        state_file,
         questions,
         program,
         claims,
     };
 
     Ok(Box::new(prepared))
+}
+
+/// Takes over the translations of before, if there is a file for them.
+fn state_file(flow: &str, work: &Forwarding) -> Option<StateFile> {
+    let Forwarding::Translate { table, nat, .. } = work else { return None };
+    let path = nat.state.as_ref()?;
+    let address = IpAddr::from(nat.address);
+    let keeps = |flow: &NatFlow| {
+        let (to, becomes) = (flow.original.destination, flow.translated.destination);
+        flow.translated.source.address == address
+            || nat.publish.iter().any(|one| {
+                let to_it = NatEndpoint::new(one.to.ip(), one.to.port());
+                (to, becomes) == (NatEndpoint::new(address, one.port), to_it)
+            })
+    };
+    Some(StateFile::restore(flow, path, table, keeps))
 }
 
 /// Attaches the program, if wanted and possible, and logs the alternative used instead.
@@ -358,6 +379,7 @@ impl Prepared for PreparedFrames {
             names,
             program: self.program,
             nat: self.nat,
+            state_file: self.state_file,
             fullness: Fullness::default(),
             counters,
             async_forwarder,

@@ -20,6 +20,7 @@ use super::{
     fullness::Fullness,
     program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
+    state_file::StateFile,
     tables::Tables,
 };
 use crate::{
@@ -46,6 +47,8 @@ pub(super) struct FramesFlow {
     /// True if it follows the kernel's routes.
     pub(super) routes: bool,
     pub(super) nat: Option<NatTable>,
+    /// Where translations are kept.
+    pub(super) state_file: Option<StateFile>,
     pub(super) fullness: Fullness,
     pub(super) counters: TrafficCounters,
     pub(super) async_forwarder: AsyncForwarder,
@@ -236,6 +239,9 @@ impl Running for FramesFlow {
     fn tick(&mut self, cache: Option<&NetlinkCache>, now: Instant) {
         if let Some(nat) = &self.nat {
             nat.expire(now);
+            if let Some(state_file) = &mut self.state_file {
+                state_file.tick(nat, now);
+            }
             if let Some(said) = self.fullness.look(&nat.usage(), now) {
                 log(format!("flow `{}`: {said}", self.head.name));
             }
@@ -266,6 +272,10 @@ impl Running for FramesFlow {
     fn drain(mut self: Box<Self>, _: Instant) -> Draining {
         // Counts that arrive while this runs are not shown.
         let last = self.report();
+        // Now, since a flow with other settings may begin with it at once.
+        if let (Some(state_file), Some(nat)) = (&self.state_file, &self.nat) {
+            state_file.write_now(nat);
+        }
         let ended = Box::pin(async move {
             // First the program: its packets are then still forwarded by the host.
             let program = self.program.take();

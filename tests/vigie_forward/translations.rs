@@ -1,0 +1,148 @@
+//! Translations that outlive their process.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream, UdpSocket},
+    process::Command,
+    time::Duration,
+};
+
+use rustix::process::Signal;
+
+use crate::{
+    instance::{BOUND, Folder, Instance, PROGRAM, counter},
+    network::{Network, SERVER, call, with_network},
+    paths::{forward, has_programs},
+};
+
+const NAT: [&str; 7] = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.9"];
+
+/// Starts a translator that keeps its state in `state` of the folder.
+fn keeping(network: &Network, folder: &Folder) -> Instance {
+    let state = folder.path("state");
+    let state = ["--state", state.to_str().expect("text")];
+    forward(network, folder, &[&NAT[..], &state].concat())
+}
+
+/// Goal: connections and sessions go on after the translator was ended and started again, from the same public ports; a translator
+/// that was killed goes on with what it wrote before. Method: a connection and a socket of UDP that call before and after, and again after
+/// a kill.
+#[test]
+fn connections_outlive_a_restart() {
+    with_network("translations::connections_outlive_a_restart", |network| {
+        let folder = Folder::new();
+        let router = keeping(network, &folder);
+        let (port, caller) = (network.echo(), network.caller());
+        let from = call(&caller, SERVER, port);
+        assert!(from.starts_with("10.2.0.9:"), "{from}");
+        let listener = network.server.inside(|| TcpListener::bind("0.0.0.0:0").expect("a port"));
+        let to = format!("{SERVER}:{}", listener.local_addr().expect("bound").port());
+        let to = to.parse().expect("an address");
+        let mut client =
+            network.client.inside(|| TcpStream::connect_timeout(&to, BOUND).expect("a connection"));
+        let (mut server, _) = listener.accept().expect("a connection");
+        client.set_read_timeout(Some(BOUND)).expect("a socket");
+        server.set_read_timeout(Some(BOUND)).expect("a socket");
+        let mut speak = || {
+            let mut heard = [0; 4];
+            client.write_all(b"ping").expect("it is connected");
+            server.read_exact(&mut heard).expect("it comes");
+            server.write_all(b"pong").expect("it is connected");
+            client.read_exact(&mut heard).expect("it comes");
+            assert_eq!(&heard, b"pong");
+        };
+        speak();
+        assert_eq!(router.end().code(), 0);
+
+        let mut router = keeping(network, &folder);
+        router.until("goes on with ");
+        speak();
+        assert_eq!(call(&caller, SERVER, port), from);
+        router.signal(Signal::KILL);
+        let _ = router.wait();
+
+        let mut router = keeping(network, &folder);
+        router.until("goes on with ");
+        speak();
+        assert_eq!(call(&caller, SERVER, port), from);
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: a file that is cut off, or is something else, is said and stops nothing, and neither does a place where none can be
+/// written. Method: a start with each; the file is whole again after the end.
+#[test]
+fn a_bad_file_stops_nothing() {
+    with_network("translations::a_bad_file_stops_nothing", |network| {
+        let folder = Folder::new();
+        let (port, caller) = (network.echo(), network.caller());
+        let router = keeping(network, &folder);
+        call(&caller, SERVER, port);
+        assert_eq!(router.end().code(), 0);
+        let whole = std::fs::read(folder.path("state")).expect("it was written");
+        for (bytes, word) in [
+            (&whole[..whole.len() - 1], "was not written to the end"),
+            (&b"[[nat]]"[..], "holds no translated flows"),
+        ] {
+            std::fs::write(folder.path("state"), bytes).expect("it is ours");
+            let mut router = keeping(network, &folder);
+            router.until(word);
+            call(&caller, SERVER, port);
+            assert!(counter(&folder.path("stats"), "nat", "translations") > 0);
+            assert_eq!(router.end().code(), 0);
+            let mut router = keeping(network, &folder);
+            router.until("goes on with ");
+            assert_eq!(router.end().code(), 0);
+        }
+
+        let nowhere = ["--state", "/no-such-folder/state"];
+        let router = forward(network, &folder, &[&NAT[..], &nowhere].concat());
+        call(&caller, SERVER, port);
+        let ended = router.end();
+        assert_eq!(ended.code(), 0);
+        assert!(ended.said.contains("its translations are not kept"), "{}", ended.said);
+    });
+}
+
+/// Goal: on a full disk the old file stays, nothing else does, and that is said. Method: a file system of 16 KiB, in a mount namespace of
+/// the translator, with 600 flows.
+#[test]
+fn a_full_disk_is_told() {
+    const TEST: &str = "translations::a_full_disk_is_told";
+    with_network(TEST, |network| {
+        if !has_programs(TEST) {
+            return;
+        }
+        let folder = Folder::new();
+        let disk = folder.path("disk");
+        std::fs::create_dir(&disk).expect("it is ours");
+        let id = network.router.id().to_string();
+        let script = format!(
+            "mount -t tmpfs -o size=16k tmpfs {0} && echo old > {0}/state && exec \"$@\"",
+            disk.display()
+        );
+        let state = disk.join("state");
+        let stats = folder.path("stats");
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &id, "-n", "--", "unshare", "-m", "sh", "-c"]);
+        command.args([&script, "sh", PROGRAM]).args(NAT);
+        command.arg("--state").arg(&state).arg("--stats-socket").arg(&stats);
+        let mut router = Instance::of(&mut command, &folder).ready();
+        router.until("holds no translated flows");
+        let (port, caller) = (network.echo(), network.caller());
+        call(&caller, SERVER, port);
+        let sockets: Vec<UdpSocket> = (0..600).map(|_| network.caller()).collect();
+        while counter(&stats, "nat", "translations") < 500 {
+            for socket in &sockets {
+                let _ = socket.send_to(b"one", (SERVER, port));
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        let said = router.until("its translations are not kept");
+        assert!(said.contains("No space left on device"), "{said}");
+        let seen = format!("/proc/{}/root{}", router.id(), disk.display());
+        let files = std::fs::read_dir(&seen).expect("it runs");
+        assert_eq!(files.count(), 1);
+        assert_eq!(std::fs::read(format!("{seen}/state")).expect("it stays"), b"old\n");
+    });
+}
