@@ -198,6 +198,44 @@ fn short_tasks_do_not_wait_for_workers_that_sleep() {
     }
 }
 
+/// Goal: a thread that is called for events takes no short task where four are caught by such tasks, until the last call was 128 long polls
+/// ago; those that have run short tasks go on. Method: three, four and five threads that are caught by short tasks or by others, both times,
+/// and what one more of either kind would run.
+#[test]
+fn threads_for_events_are_not_caught_by_short_tasks() {
+    for (by_short, by_others, call, serves) in [
+        (3, 2, 0, ReserveMode::Short),
+        (4, 0, 0, ReserveMode::NoMoreShort),
+        (5, 1, 127, ReserveMode::NoMoreShort),
+        (5, 0, 128, ReserveMode::Short),
+    ] {
+        let (world, now) = (world(), 1_000 * MS);
+        let caught = by_short + by_others;
+        for place in 0..2 + caught {
+            polls_for(&world, place, now, 90 * MS);
+            if place >= 2 {
+                world.serving.borrow_mut().push(place);
+                world.worker_slot(place).set_serves_short(place < 2 + by_short);
+            }
+        }
+        world.computing()[0].push(0, Rank { place: now, needs_ns: 0, is_short: true });
+        orders(&world, now, call);
+        assert_eq!(world.serves().load(), serves, "{by_short} {by_others} {call}");
+        for has_run_short in [false, true] {
+            let place = 2 + caught;
+            world.worker_slot(place).set_serves_short(has_run_short);
+            let (mut turns, reacting) = (Turns::new(place, QUANTUM), Queue::new_fifo());
+            let own = OwnQueues { reacting: &reacting, worker: None };
+            let next = turns.next_of_reserve(&world, &own, Instant::from_nanos(now));
+            let is_taken = serves == ReserveMode::Short || has_run_short;
+            assert_eq!(next.is_some(), is_taken, "{by_short} {call} {has_run_short}");
+            if let Some((task, _)) = next {
+                world.computing()[0].push(task, Rank { place: now, needs_ns: 0, is_short: true });
+            }
+        }
+    }
+}
+
 /// Goal: where everybody else is caught, the reserve thread in the poller is woken for a task that waits for any
 /// thread; one that is awake finds it. Method: the same thread in the poller, awake, and caught.
 #[test]

@@ -32,6 +32,10 @@ const ENDLESS: u32 = 2_000;
 /// they hold costs another one. 4 ms by default.
 const LONG: u32 = 4;
 
+/// So many reserve threads may be caught by short tasks before the next one is put off. A thread that is called for events finds such a task
+/// where no event waits, and events call threads more often.
+const SHORT_RESERVES: usize = 4;
+
 /// The supervisor's past actions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SupervisorHistory {
@@ -61,6 +65,8 @@ pub(crate) struct Census {
     free_reserves: usize,
     computing_reserves: usize,
     delayed_reserves: usize,
+    /// Those of both that run short tasks of the compute lane.
+    short_reserves: usize,
     /// The time that the one that began last has waited.
     delayed_for: Duration,
     reaction_waits: bool,
@@ -156,6 +162,7 @@ impl Census {
                 census.waiting_count += reacting.len() + computing.len();
                 census.sleeping_workers += usize::from(is_blocked);
             } else if !is_blocked {
+                census.short_reserves += usize::from(worker_slot.serves_short());
                 if computes {
                     census.computing_reserves += 1;
                 } else {
@@ -184,7 +191,7 @@ impl Census {
         quantum: Duration,
     ) -> (WakePlan, bool) {
         let mut computing = parts.computing().iter().chain([&parts.injected().compute]);
-        let serves = self.serves(parts, since.any, quantum);
+        let serves = self.serves(parts, since, quantum);
         let may_try = need::may_try(parts.computing().len(), parts.serving_count());
         let short_waits = match serves {
             ReserveMode::Short => {
@@ -201,7 +208,7 @@ impl Census {
                     })
             }
             ReserveMode::AnyOne => computing.any(|queue| !queue.is_empty()),
-            ReserveMode::Nothing => false,
+            ReserveMode::NoMoreShort | ReserveMode::Nothing => false,
         };
         parts.serves().store(serves);
 
@@ -242,17 +249,24 @@ impl Census {
     }
 
     /// Returns what reserve threads may run now.
-    fn serves(self, parts: &impl Parts, since_any: Duration, quantum: Duration) -> ReserveMode {
+    fn serves(
+        self,
+        parts: &impl Parts,
+        since: SupervisorHistory,
+        quantum: Duration,
+    ) -> ReserveMode {
         let endless = quantum.saturating_mul(ENDLESS);
         let is_due = parts.serves().load() == ReserveMode::AnyOne
-            || since_any >= endless
+            || since.any >= endless
             || parts.injected().is_turn_of_any(self.now);
         if is_due && self.do_all_compute_for(parts, endless) {
             ReserveMode::AnyOne
-        } else if self.do_all_compute_for(parts, quantum.saturating_mul(LONG)) {
-            ReserveMode::Short
-        } else {
+        } else if !self.do_all_compute_for(parts, quantum.saturating_mul(LONG)) {
             ReserveMode::Nothing
+        } else if self.short_reserves >= SHORT_RESERVES && since.call < need::LOOKS_MAX {
+            ReserveMode::NoMoreShort
+        } else {
+            ReserveMode::Short
         }
     }
 

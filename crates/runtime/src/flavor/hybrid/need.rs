@@ -60,7 +60,7 @@ impl Situation {
 const LOOKS_MAX_EVENTS: u128 = 16;
 
 /// The longest delay of a call for short tasks, in long polls: some 25 ms by default.
-const LOOKS_MAX: u128 = 128;
+pub(crate) const LOOKS_MAX: u128 = 128;
 
 /// The threads that the supervisor calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

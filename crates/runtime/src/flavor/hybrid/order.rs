@@ -69,6 +69,8 @@ pub(crate) enum ReserveMode {
     Nothing,
     /// Every worker computes for long: tasks that are known to be short.
     Short,
+    /// The same, but only for the threads that run such tasks already: so many are caught by them that the next one is put off.
+    NoMoreShort,
     /// Every worker computes without end: one task of any kind, then short ones. Once its poll has ended, another one gets its
     /// turn.
     AnyOne,
@@ -691,10 +693,15 @@ impl Turns {
             return Some(next);
         }
         if let Some(task) = own.reacting.pop().or_else(|| self.take_reaction(parts)) {
+            parts.worker_slot(self.index).set_serves_short(false);
             return Some((task, Lane::Reaction));
         }
         self.busy_ns = 0;
-        if computes_first { None } else { compute(self) }
+        let next = if computes_first { None } else { compute(self) };
+        if next.is_none() {
+            parts.worker_slot(self.index).set_serves_short(false);
+        }
+        next
     }
 
     fn compute_of_reserve<P: Parts>(&mut self, parts: &P, now: u64) -> Option<P::Task> {
@@ -706,7 +713,9 @@ impl Turns {
         if self.is_substitute {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
         } else {
+            let worker_slot = parts.worker_slot(self.index);
             match parts.serves().load() {
+                ReserveMode::NoMoreShort if !worker_slot.serves_short() => None,
                 ReserveMode::AnyOne
                     if parts
                         .serves()
@@ -718,9 +727,10 @@ impl Turns {
                     self.any_since = task.is_some().then_some(now);
                     task
                 }
-                ReserveMode::Short | ReserveMode::AnyOne => {
+                ReserveMode::Short | ReserveMode::NoMoreShort | ReserveMode::AnyOne => {
                     let limit = short_limit(parts.injected(), now);
                     let task = queues.find_map(|queue| queue.pop_short(limit));
+                    worker_slot.set_serves_short(task.is_some());
                     self.extra_since = task.is_some().then_some(now);
                     task
                 }

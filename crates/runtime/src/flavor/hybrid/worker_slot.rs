@@ -40,6 +40,8 @@ pub(crate) struct WorkerSlot {
     blocked: AtomicU64,
     /// It is a reserve thread that replaces no other thread.
     is_extra: AtomicBool,
+    /// It is a reserve thread whose last or present poll is of a short task of the compute lane.
+    serves_short: AtomicBool,
     /// The time until which the supervisor need not check whether the thread sleeps, and the length of that interval.
     /// The supervisor's.
     asked: AtomicCell<SleepCheck>,
@@ -174,6 +176,7 @@ impl WorkerSlot {
             reported_hog: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             is_extra: AtomicBool::new(false),
+            serves_short: AtomicBool::new(false),
             asked: AtomicCell::new(SleepCheck { began: 0, next: 0, pause: 0, slept_at: None }),
             metered: AtomicCell::new((0, 0)),
             early: AtomicU64::new(0),
@@ -196,6 +199,15 @@ impl WorkerSlot {
     /// outside polls.
     pub(crate) fn set_extra(&self, is_extra: bool) {
         self.is_extra.store(is_extra, Ordering::Relaxed);
+    }
+
+    /// Sets whether the thread is a reserve thread that runs a short task of the compute lane. Called by the thread itself, outside polls.
+    pub(crate) fn set_serves_short(&self, serves_short: bool) {
+        self.serves_short.store(serves_short, Ordering::Relaxed);
+    }
+
+    pub(crate) fn serves_short(&self) -> bool {
+        self.serves_short.load(Ordering::Relaxed)
     }
 
     /// The mark for a poll that began at `began`, in nanoseconds, in which the thread sleeps.
