@@ -78,7 +78,15 @@ impl SlotKey for u32 {
 }
 
 impl<T> Slots<T> {
+    #[inline]
     pub(crate) fn insert(&mut self, value: T) -> u64 {
+        // Not by `try_insert`, which would move the value once more to give it back.
+        if let Some(index) = self.free.pop()
+            && let Some(entry) = self.entries.get_mut(index as usize)
+        {
+            entry.value = Some(value);
+            return SlotKey::new(entry.generation, index);
+        }
         self.try_insert(value).unwrap_or_else(|_| panic!("more than 2^32 requests at once"))
     }
 }

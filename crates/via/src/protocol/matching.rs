@@ -175,6 +175,13 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
         self.nodes.get_mut(id as usize)?.as_mut()
     }
 
+    /// Returns the number of the node that is inserted next.
+    #[inline]
+    fn next_id(&self) -> u32 {
+        let new = || u32::try_from(self.nodes.len()).unwrap_or(NONE);
+        self.free.last().copied().unwrap_or_else(new)
+    }
+
     fn insert(&mut self, keys: [u128; N], value: T) -> u32 {
         let is_alone = self.len() == 0;
         self.inserted += 1;
@@ -328,6 +335,12 @@ impl PostedReceives {
         self.index.len()
     }
 
+    /// Returns the node that the next receive will have.
+    #[inline]
+    pub(super) fn next_node(&self) -> NodeId {
+        self.index.next_id()
+    }
+
     pub(super) fn post(&mut self, pattern: Pattern, request: u64) -> NodeId {
         self.shapes[pattern.shape()] += 1;
         self.index.insert([pattern.key()], (pattern, request))
@@ -346,6 +359,11 @@ impl PostedReceives {
         }
         if self.index.len() == 0 {
             return None;
+        }
+        if self.shapes[1..] == [0; 3] {
+            let Label { context, source, tag } = label;
+            let exact = Pattern { context, source: Some(source), tag: Some(tag) };
+            return self.index.first(0, exact.key()).map(|(_, id)| id);
         }
         let patterns = label.patterns();
         let shapes = patterns.iter().zip(self.shapes).filter(|(_, count)| *count > 0);
@@ -442,7 +460,9 @@ mod tests {
                         if let (Some(at), Some((node, _))) = (expected, found) {
                             prop_assert_eq!(unexpected.remove(node), Some(arrived.remove(at).1));
                         } else {
+                            let node = posted.next_node();
                             waiting.push((pattern, number, posted.post(pattern, number)));
+                            prop_assert_eq!(waiting.last().map(|one| one.2), Some(node));
                         }
                     }
                     Step::Arrive(label) => {

@@ -133,10 +133,9 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Binds a waiting message to a new receive.
-    fn bind(&mut self, pattern: Pattern, key: u64) -> u64 {
-        let state = ReceiveState::Matched { message: key };
-        let request =
-            self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(pattern, state)));
+    fn bind(&mut self, mut receive: ReceiveRequest, key: u64) -> u64 {
+        receive.state = ReceiveState::Matched { message: key };
+        let request = self.requests.insert(RequestEntry::Receive(receive));
         if let Some(node) = self.messages.get_mut(key).and_then(|message| message.node.take()) {
             self.unexpected.remove(node);
         }
@@ -147,46 +146,36 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Posts a receive: the earliest message that fits belongs to it, now or when it arrives.
     pub fn post_receive(&mut self, pattern: Pattern) -> RequestId {
-        if let Some((_, key)) = self.unexpected.find(&pattern) {
-            return RequestId(self.bind(pattern, key));
-        }
-        if let Some(error) = self.hopeless(&pattern) {
-            let state = ReceiveState::Failed(error);
-            return RequestId(
-                self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(pattern, state))),
-            );
-        }
-        let state = ReceiveState::Posted { node: 0 };
-        let request =
-            self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(pattern, state)));
-        let node = self.posted.post(pattern, request);
-        if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request) {
-            receive.state = ReceiveState::Posted { node };
-        }
-        pattern.source.into_iter().for_each(|rank| self.need(rank));
-        RequestId(request)
+        self.post(ReceiveRequest::new(pattern, ReceiveState::Posted { node: 0 }))
     }
 
     /// As [`post_receive`](Self::post_receive), for a receive that takes at most `limit` bytes of its message, or that
     /// is not polled before its owner needs the message.
+    #[inline]
     pub(crate) fn post_receive_as(
         &mut self,
         pattern: Pattern,
         limit: u64,
         is_attended: bool,
     ) -> RequestId {
-        let id = self.post_receive(pattern);
-        let mut matched = None;
-        if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(id.0) {
-            (receive.limit, receive.is_attended) = (limit, is_attended);
-            if let ReceiveState::Matched { message } = receive.state {
-                matched = Some(message);
-            }
+        let receive = ReceiveRequest::new(pattern, ReceiveState::Posted { node: 0 });
+        self.post(ReceiveRequest { limit, is_attended, ..receive })
+    }
+
+    fn post(&mut self, mut receive: ReceiveRequest) -> RequestId {
+        let pattern = receive.pattern;
+        if let Some((_, key)) = self.unexpected.find(&pattern) {
+            return RequestId(self.bind(receive, key));
         }
-        if let Some(message) = matched {
-            self.grant(message);
+        if let Some(error) = self.hopeless(&pattern) {
+            receive.state = ReceiveState::Failed(error);
+            return RequestId(self.requests.insert(RequestEntry::Receive(receive)));
         }
-        id
+        receive.state = ReceiveState::Posted { node: self.posted.next_node() };
+        let request = self.requests.insert(RequestEntry::Receive(receive));
+        self.posted.post(pattern, request);
+        pattern.source.into_iter().for_each(|rank| self.need(rank));
+        RequestId(request)
     }
 
     /// Continues a receive: the data of its message that has arrived goes to `sink`, at its offset in the message.
@@ -270,7 +259,8 @@ impl<P: Provider> MessageEngine<P> {
     pub fn matched_probe(&mut self, pattern: Pattern) -> Option<(RequestId, Status)> {
         let key = self.look(&pattern)?;
         let status = self.messages.get(key)?.status();
-        Some((RequestId(self.bind(pattern, key)), status))
+        let receive = ReceiveRequest::new(pattern, ReceiveState::Matched { message: key });
+        Some((RequestId(self.bind(receive, key)), status))
     }
 
     /// Takes more of the matched messages whose owners have not polled them for [`UNATTENDED_AFTER`]: a sender may wait

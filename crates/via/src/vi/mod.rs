@@ -23,6 +23,8 @@ mod provider;
 mod registration;
 mod state;
 
+#[cfg(feature = "message")]
+pub(crate) use copy::is_string_copy;
 pub use descriptor::{
     Completion, Data, LocalSegment, Operation, Queue, ReceiveDescriptor, RemoteSegment,
     SendDescriptor, Status,
