@@ -61,7 +61,7 @@ enum Left {
     Buffered,
     /// Short messages to a receiver that has told this rank to pause.
     Held,
-    /// Long messages that nobody waits for.
+    /// Long messages without a wait for their requests.
     Started,
     /// The same, in memory that the receiver may read.
     Memory,
@@ -190,7 +190,7 @@ fn nothing_is_lost<P: Provider>(nic: fn() -> P) {
 }
 
 /// Goal: a rank that drops its endpoint, closes it or ends loses nothing that it has sent. Method: short messages, more than credit
-/// allows, held ones, and long ones that nobody waits for, to a receiver that takes them afterwards.
+/// allows, held ones, and long ones whose requests are dropped, to a receiver that takes them afterwards.
 #[test]
 fn nothing_is_lost_over_shared_memory() {
     nothing_is_lost(|| Shm::open().expect("a NIC"));

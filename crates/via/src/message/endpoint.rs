@@ -134,7 +134,8 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
         // Those that still wait say so again.
         self.close_by = None;
         if let Some(leaving) = &mut self.leaving {
-            leaving.until.get_or_insert(now.saturating_add(self.engine.config.linger));
+            let until = now.saturating_add(self.engine.config.linger);
+            leaving.until.get_or_insert(until);
         }
         self.engine.progress(now);
         Progress::Done

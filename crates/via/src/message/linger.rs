@@ -72,8 +72,9 @@ impl<P: Provider> Drop for EndpointInner<P> {
 }
 
 /// Hands over what was sent without a server, as long as `until` is not over; in virtual time, which does not pass here, not at all.
+#[expect(clippy::disallowed_methods, reason = "no server is left that could wait for this")]
 pub(super) fn hand_over<P: Provider>(engine: &mut MessageEngine<P>, until: Instant) {
-    // Also after a panic of the engine: whoever drops an endpoint gets no second one.
+    // Also after a panic of the engine: the thread that drops an endpoint gets no second one.
     let handed_over = catch_unwind(AssertUnwindSafe(|| {
         let mut pause = Duration::from_micros(20);
         loop {
