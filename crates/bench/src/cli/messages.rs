@@ -55,7 +55,7 @@ pub(super) struct PingPong {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(BYTES_MAX))
     )]
     sizes: Vec<u32>,
-    /// Numbers of ranks of the ring case, 2 to 256, on two cores.
+    /// Numbers of ranks of the cases ring, alltoall and manytoone, 2 to 256, on two cores.
     #[arg(
         long,
         value_delimiter = ',',
@@ -74,7 +74,7 @@ pub(super) struct PingPong {
 /// Bytes of a message, at most.
 const BYTES_MAX: u32 = 1 << 30;
 
-/// Ranks of a ring, at most.
+/// Ranks on two cores, at most.
 const RANKS_MAX: u32 = 256;
 
 /// The systems that a word stands for.
@@ -99,8 +99,9 @@ impl PingPong {
             self.cases.is_empty() || self.cases.iter().any(|case| case == measure.case())
         };
         plan.measures.retain(is_asked);
-        if !is_remote && is_asked(&Measure::Ring) {
-            plan.rings = self.ranks;
+        plan.crowds.retain(is_asked);
+        if !is_remote {
+            plan.ranks = self.ranks;
         }
         plan.budget = self.turns.budget;
         plan.rounds = self.turns.rounds;
@@ -113,7 +114,6 @@ impl PingPong {
         let mut plan = PingPongPlan::new(self.systems());
         let sizes = if self.sizes.is_empty() { PingPongPlan::sizes() } else { self.sizes.clone() };
         plan.measures = PingPongPlan::measures(&sizes);
-        plan.rings = Vec::new();
         plan
     }
 

@@ -267,7 +267,8 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 44] = [
+const CASES: [&str; 47] = [
+    "alltoall",
     "any",
     "barrier",
     "barrier-sim",
@@ -284,8 +285,10 @@ const CASES: [&str; 44] = [
     "idle",
     "late",
     "latency",
+    "lateround",
     "loads",
     "loaned",
+    "manytoone",
     "nic-rate",
     "pending",
     "periodic",

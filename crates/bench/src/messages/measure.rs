@@ -57,14 +57,24 @@ pub enum Measure {
     Quiet,
     /// A token of 8 bytes goes once around all ranks.
     Ring,
+    /// Each rank sends 8 bytes to each other one, and receives from each: a round.
+    AllToAll,
+    /// All other ranks send 8 bytes to rank 0, which then answers each: a round.
+    ManyToOne,
+    /// As [`AllToAll`](Self::AllToAll), where rank 0 comes late, so that all others wait for it.
+    LateRound,
 }
 
 impl Measure {
     /// Bytes of a token.
     pub(crate) const TOKEN_BYTES: u32 = 8;
 
+    /// The measures of more ranks than cores.
+    pub(crate) const CROWDS: [Self; 4] =
+        [Self::Ring, Self::AllToAll, Self::ManyToOne, Self::LateRound];
+
     /// The names of all cases.
-    pub(crate) const CASES: [&'static str; 10] = [
+    pub(crate) const CASES: [&'static str; 13] = [
         "latency",
         "window",
         "requests",
@@ -75,6 +85,9 @@ impl Measure {
         "waiting",
         "quiet",
         "ring",
+        "alltoall",
+        "manytoone",
+        "lateround",
     ];
 
     /// Returns the name of the case in rows.
@@ -90,6 +103,9 @@ impl Measure {
             Self::Waiting { .. } => "waiting",
             Self::Quiet => "quiet",
             Self::Ring => "ring",
+            Self::AllToAll => "alltoall",
+            Self::ManyToOne => "manytoone",
+            Self::LateRound => "lateround",
         }
     }
 
@@ -104,13 +120,23 @@ impl Measure {
             | Self::Synchronous { bytes }
             | Self::Loaned { bytes }
             | Self::Waiting { bytes } => bytes,
-            Self::Quiet | Self::Ring => Self::TOKEN_BYTES,
+            _ => Self::TOKEN_BYTES,
         }
     }
 
     /// Tells whether this is a latency, or a window of messages.
     pub(crate) const fn is_plain(self) -> bool {
         matches!(self, Self::Latency { .. } | Self::Window { .. })
+    }
+
+    /// Tells whether all ranks take part in each operation.
+    pub(crate) const fn is_round(self) -> bool {
+        matches!(self, Self::AllToAll | Self::ManyToOne | Self::LateRound)
+    }
+
+    /// Tells whether rank 0 rests before each operation, in which the others may fall asleep.
+    pub(crate) const fn has_rests(self) -> bool {
+        matches!(self, Self::Waiting { .. } | Self::LateRound)
     }
 
     /// Tells whether a system that can only send and receive in order has this.
@@ -133,7 +159,9 @@ impl Measure {
     pub(crate) const fn messages(self, ranks: u32) -> u32 {
         match self {
             Self::Ring => ranks,
+            // The time of a round is what counts.
             Self::Quiet => 1,
+            _ if self.is_round() => 1,
             _ if self.window() > 1 => self.window(),
             _ => 2,
         }

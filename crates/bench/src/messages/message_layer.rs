@@ -33,6 +33,9 @@ pub(crate) static MESSAGES: Carrier = Carrier {
 /// The discriminator of all connections of a run.
 pub(crate) const DISCRIMINATOR: &[u8] = b"pingpong";
 
+/// The same of connections that are made when a rank first needs another one.
+const ON_DEMAND: &[u8] = b"crowd";
+
 /// How long ranks wait for each other at the beginning.
 const MEETING: Duration = Duration::from_secs(20);
 
@@ -82,7 +85,8 @@ impl<P: Provider + Send + 'static> Messages<P> {
         if context.before() != context.next() {
             beside.push(context.before());
         }
-        let endpoint = runtime.block_on(connect(context, nic, beside))?;
+        let endpoint = runtime.block_on(connect(context, nic, beside.clone()))?;
+        introduce(context, &endpoint, &beside)?;
         let all = endpoint.communicator();
         let (next, before) = (context.next(), context.before());
         let rank = RankState {
@@ -97,6 +101,21 @@ impl<P: Provider + Send + 'static> Messages<P> {
         };
         Ok(Self { runtime, rank })
     }
+}
+
+/// Tells where all ranks are that it is not connected with yet.
+fn introduce<P: Provider>(
+    context: &RankContext,
+    endpoint: &Endpoint<P>,
+    connected: &[u32],
+) -> Result<(), Failure> {
+    endpoint.with(|engine| engine.connect_on_demand(ON_DEMAND)).map_err(Failure::runtime)?;
+    let others = (0..context.ranks).filter(|rank| *rank != context.rank);
+    for rank in others.filter(|rank| !connected.contains(rank)) {
+        let address = address_of(context, rank)?;
+        endpoint.with(|engine| engine.introduce(rank, address)).map_err(Failure::runtime)?;
+    }
+    Ok(())
 }
 
 /// Connects to these ranks: of two ranks, the lower one asks. The NIC must [listen](DISCRIMINATOR), and its address be
@@ -236,6 +255,34 @@ impl<P: Provider + Send + 'static> RankState<P> {
         Ok(())
     }
 
+    /// A round of all to all, or of many to one. Returns whether rank 0 says that it is the last.
+    async fn round(&mut self, measure: Measure) -> Result<bool, BoxedFailure> {
+        let (own, size) = (self.all.rank(), self.all.size());
+        let mut is_last = false;
+        let (is_root, is_all) = (own == 0, measure != Measure::ManyToOne);
+        if is_all {
+            for ahead in 1..size {
+                self.all.send((own + ahead) % size, 0, &self.outgoing).await?;
+            }
+        } else if !is_root {
+            self.all.send(0, 0, &self.outgoing).await?;
+        }
+        for ahead in 1..if is_root || is_all { size } else { 1 } {
+            self.all.recv_into((own + size - ahead) % size, 0, &mut self.incoming[..]).await?;
+            is_last |= own == ahead && self.incoming[0] == STOP;
+        }
+        if !is_all {
+            for rank in 1..if is_root { size } else { 1 } {
+                self.all.send(rank, 0, &self.outgoing).await?;
+            }
+            if !is_root {
+                self.all.recv_into(0, 0, &mut self.incoming[..]).await?;
+                is_last = self.incoming[0] == STOP;
+            }
+        }
+        Ok(is_last)
+    }
+
     fn answer(&self, measure: Measure) -> usize {
         if measure.window() > 1 { 1 } else { self.incoming.len() }
     }
@@ -247,6 +294,10 @@ impl<P: Provider + Send + 'static> RankState<P> {
         self.outgoing[0] = GO;
         let answer = self.answer(measure);
         for _ in 0..count {
+            if measure.is_round() {
+                self.round(measure).await?;
+                continue;
+            }
             match measure {
                 Measure::Requests { bytes, window } => self.send_by_requests(bytes, window).await?,
                 Measure::Unexpected { window, .. } => {
@@ -268,6 +319,10 @@ impl<P: Provider + Send + 'static> RankState<P> {
 
     async fn follow(&mut self, measure: Measure) -> Result<(), BoxedFailure> {
         self.resize(measure)?;
+        if measure.is_round() {
+            while !self.round(measure).await? {}
+            return Ok(());
+        }
         let (whole, answer) = (self.incoming.len(), self.answer(measure));
         loop {
             self.receive(measure, whole).await?;
@@ -295,6 +350,9 @@ impl<P: Provider + Send + 'static> PingPong for Messages<P> {
         rank.outgoing[0] = STOP;
         let answer = rank.answer(measure);
         let stopped = runtime.block_on(async {
+            if measure.is_round() {
+                return rank.round(measure).await.map(drop);
+            }
             rank.send(measure, &rank.outgoing).await?;
             rank.receive(measure, answer).await
         });

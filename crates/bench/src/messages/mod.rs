@@ -1,6 +1,6 @@
 //! Messages between processes of one host: the cost of vigie's, compared with limits and peers.
 //!
-//! | measure | two pinned processes, except for rings | figure |
+//! | measure | two pinned processes, or more ranks than cores | figure |
 //! | --- | --- | --- |
 //! | [`Measure::Latency`] | a message goes there and back | time one way |
 //! | [`Measure::Window`] | 64 messages, then one byte back | messages and bytes per second |
@@ -12,6 +12,9 @@
 //! | [`Measure::Waiting`] | as latency, to a peer that has been idle for 2 ms | time one way |
 //! | [`Measure::Quiet`] | nothing comes | processor time of the waiter |
 //! | [`Measure::Ring`] | a token goes around 4 to 32 ranks on two cores | time and processor time per hop |
+//! | [`Measure::AllToAll`] | each of as many ranks sends to each other one | time and processor time per round |
+//! | [`Measure::ManyToOne`] | all others send to rank 0, which answers | the same |
+//! | [`Measure::LateRound`] | all to all, where rank 0 comes 2 ms late | the same |
 //!
 //! A `Carrier` is a system that carries messages: a limit written here, vigie, or a peer.
 //! `carriers` lists them. Systems with ranks in processes of this program implement [`PingPong`]:

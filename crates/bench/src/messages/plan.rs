@@ -41,8 +41,10 @@ pub(crate) struct PingPongPlan {
     pub(crate) carriers: Vec<&'static Carrier>,
     /// The measures of two ranks, in the order of the rows; a system takes those that it has.
     pub(crate) measures: Vec<Measure>,
-    /// Numbers of ranks of rings on two cores.
-    pub(crate) rings: Vec<u32>,
+    /// The measures of more ranks than cores.
+    pub(crate) crowds: Vec<Measure>,
+    /// Numbers of their ranks, on two cores.
+    pub(crate) ranks: Vec<u32>,
     /// Time per system and measure.
     pub(crate) budget: Duration,
     /// Turns in which the budget is spent, each with new processes.
@@ -66,7 +68,8 @@ impl PingPongPlan {
         Self {
             carriers,
             measures: Self::measures(&Self::sizes()),
-            rings: vec![4, 8, 16, 32],
+            crowds: Measure::CROWDS.to_vec(),
+            ranks: vec![4, 8, 16, 32],
             budget: Duration::from_millis(300),
             rounds: 3,
             tables: tables::all,
@@ -100,13 +103,14 @@ impl PingPongPlan {
         latencies.chain(others).collect()
     }
 
-    /// The jobs of one system in one turn: the measures of two ranks together, each ring
+    /// The jobs of one system in one turn: the measures of two ranks together, each crowd
     /// separately.
     fn jobs_of(&self, carrier: &Carrier) -> impl Iterator<Item = (u32, Vec<Measure>)> {
-        let pair = self.measures.iter().copied().filter(|&measure| (carrier.has)(measure));
-        let rings = self.rings.iter().filter(|_| (carrier.has)(Measure::Ring));
-        let rings = rings.map(|&ranks| (ranks, vec![Measure::Ring]));
-        let jobs: Vec<_> = [(2, pair.collect())].into_iter().chain(rings).collect();
+        let has = |measure: &Measure| (carrier.has)(*measure);
+        let pair = self.measures.iter().copied().filter(has);
+        let crowds = self.crowds.iter().copied().filter(has);
+        let crowds = crowds.flat_map(|crowd| self.ranks.iter().map(move |&n| (n, vec![crowd])));
+        let jobs: Vec<_> = [(2, pair.collect())].into_iter().chain(crowds).collect();
         jobs.into_iter().filter(|(_, measures)| !measures.is_empty())
     }
 
@@ -134,10 +138,10 @@ impl PingPongPlan {
                 measure.case() == row.case && row.number(BYTES) == Some(measure.bytes().into());
             same && row.number(WINDOW) == Some(measure.window().into())
         };
-        let index = self.measures.iter().position(|measure| is_it(&measure));
+        let index = self.measures.iter().chain(&self.crowds).position(|measure| is_it(&measure));
         let carrier = self.carriers.iter().position(|one| one.name == row.system.name());
         (
-            index.unwrap_or(self.measures.len()),
+            index.unwrap_or_default(),
             row.number(RANKS).unwrap_or_default(),
             carrier.unwrap_or_default(),
         )

@@ -29,7 +29,7 @@ pub(crate) fn lead(
             sleep(budget.max(QUIET_MIN));
             MeasureResult { operations: 1, ..MeasureResult::default() }
         }
-        _ => timed(rank, measure, budget, matches!(measure, Measure::Waiting { .. }))?,
+        _ => timed(rank, measure, budget)?,
     };
     rank.stop(measure)?;
     let used = Usage::of_this_process().since(before);
@@ -46,13 +46,13 @@ pub(crate) fn follow(rank: &mut dyn PingPong, measure: Measure) -> Result<Measur
 }
 
 /// Measures in batches: a quarter of the budget warms up and finds how many operations fill a sample. A measure that
-/// `rests` is taken operation by operation, each after a rest, in which the others may fall asleep.
+/// [has rests](Measure::has_rests) is taken operation by operation.
 fn timed(
     rank: &mut dyn PingPong,
     measure: Measure,
     budget: Duration,
-    rests: bool,
 ) -> Result<MeasureResult, Failure> {
+    let rests = measure.has_rests();
     let mut measure_result = MeasureResult { operations: 1, ..MeasureResult::default() };
     let begun = now();
     loop {

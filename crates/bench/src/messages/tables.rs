@@ -29,7 +29,14 @@ pub(super) fn all(rows: &[Row]) -> String {
         times(rows, "synchronous", "Synchronous send, one way"),
         times(rows, "loaned", "Loaned buffer, one way"),
         waiting(rows),
-        rings(rows),
+        crowd(rows, "ring", "Token around a ring on two cores: time and processor time per hop"),
+        crowd(rows, "alltoall", "All to all on two cores: time and processor time per round"),
+        crowd(rows, "manytoone", "Many to one on two cores: time and processor time per round"),
+        crowd(
+            rows,
+            "lateround",
+            "All to all on two cores, a rank is late: time of the rest and processor time per round",
+        ),
     ];
     let tables: String = parts.into_iter().flatten().map(|table| format!("{table}\n\n")).collect();
     let failed: Vec<_> = rows.iter().filter(|row| row.failure.is_some()).cloned().collect();
@@ -188,20 +195,18 @@ fn waiting(rows: &[Row]) -> Option<Table> {
     Some(table)
 }
 
-/// Time and processor time of a hop, by the number of ranks.
-fn rings(rows: &[Row]) -> Option<Table> {
-    const CASE: &str = "ring";
-    let (subjects, sizes) = (subjects(rows, CASE), values(rows, CASE, RANKS));
+/// Time and processor time of a hop or round, and cores in use, by the number of ranks.
+fn crowd(rows: &[Row], case: &str, title: &str) -> Option<Table> {
+    let (subjects, sizes) = (subjects(rows, case), values(rows, case, RANKS));
     if subjects.is_empty() {
         return None;
     }
     let heading = |ranks: &u64| [format!("{ranks} ranks"), "CPU".to_owned(), "cores".to_owned()];
     let headings = ["system".to_owned()].into_iter().chain(sizes.iter().flat_map(heading));
-    let title = "Token around a ring on two cores: time and processor time per hop, cores in use";
     let mut table = Table::new(title, headings.collect::<Vec<_>>());
     for subject in subjects {
         let cells = sizes.iter().flat_map(|&ranks| {
-            let row = find(rows, subject, CASE, (RANKS, ranks));
+            let row = find(rows, subject, case, (RANKS, ranks));
             [
                 cell(row, |row| microseconds(row, MESSAGE_US)),
                 cell(row, |row| microseconds(row, CPU_PER_MESSAGE_US)),

@@ -46,6 +46,7 @@
 //! | `MPI_Mrecv`, `MPI_Imrecv` | [`Matched::recv_into`], [`Matched::start`] |
 //! | `MPI_Comm_dup` | [`duplicate_together`](Communicator::duplicate_together); [`duplicate`](Communicator::duplicate) without messages |
 //! | `MPI_Comm_attach_buffer`, `MPI_Comm_flush_buffer`, `MPI_Comm_detach_buffer` | [`attach_buffer`](Communicator::attach_buffer), [`flush_buffer`](Communicator::flush_buffer), [`detach_buffer`](Communicator::detach_buffer) |
+//! | `MPI_Finalize` | [`Endpoint::close`] |
 //! | (none) | [`loan`](Communicator::loan), [`recv_view`](Communicator::recv_view): no copy |
 //! | derived datatypes | [`Layout`](crate::protocol::Layout) |
 //!
@@ -90,6 +91,7 @@ mod error;
 mod exchange;
 mod in_place;
 mod join;
+mod linger;
 mod request;
 mod set;
 mod watch;
@@ -101,5 +103,6 @@ pub use endpoint::Endpoint;
 pub use error::{MessageError, MessageErrorKind};
 pub use in_place::{LoanedBuffer, MessageView};
 pub use join::JoinError;
+pub use linger::CloseError;
 pub use request::{Matched, ReceiveRequest, SendRequest};
 pub use set::{Ended, RequestOutcome, RequestSet};

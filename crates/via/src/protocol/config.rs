@@ -38,6 +38,7 @@ pub struct EngineConfig {
     pub(super) reliability: Reliability,
     pub(super) retransmit_after: Duration,
     pub(super) give_up_after: Duration,
+    pub(crate) linger: Duration,
 }
 
 impl Default for EngineConfig {
@@ -58,6 +59,7 @@ impl Default for EngineConfig {
             reliability: Reliability::ReliableDelivery,
             retransmit_after: Duration::from_millis(2),
             give_up_after: Duration::from_secs(30),
+            linger: Duration::from_secs(5),
         }
     }
 }
@@ -118,6 +120,10 @@ impl EngineConfig {
 
         /// Sets the time without an answer after which a peer over an unreliable VI has failed. Default 30 s.
         give_up_after: Duration,
+
+        /// Sets how long an endpoint that was dropped goes on handing over what was sent: see
+        /// [`Endpoint`](crate::message::Endpoint). Default 5 s; zero drops what has not left.
+        linger: Duration,
     }
 
     pub(super) const fn is_unreliable(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The engine: one NIC, a VI to each rank, one completion queue, and the lists of requests.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     os::fd::BorrowedFd,
 };
@@ -102,7 +102,7 @@ pub struct MessageEngine<P: Provider> {
     /// The tag of memory that belongs to no peer: no VI has it.
     pub(super) pool_tag: ProtectionTag,
     pub(super) rank: u32,
-    pub(super) config: EngineConfig,
+    pub(crate) config: EngineConfig,
     pub(super) attributes: NicAttributes,
     pub(super) peers: Vec<Peer>,
     pub(super) staging: Staging,
@@ -244,6 +244,12 @@ impl<P: Provider> MessageEngine<P> {
         })
     }
 
+    /// Returns the time of the last [`progress`](Self::progress).
+    #[cfg(feature = "message")]
+    pub(crate) const fn now(&self) -> Instant {
+        self.now
+    }
+
     /// Returns this engine's rank.
     #[must_use]
     pub const fn rank(&self) -> u32 {
@@ -280,19 +286,33 @@ impl<P: Provider> MessageEngine<P> {
         self.requests.len() + self.messages.len()
     }
 
-    /// Returns whether everything that was sent has left this side and, over unreliable VIs, has been
+    /// Returns whether everything that was sent has left this side and, over networks and unreliable VIs, has been
     /// acknowledged. A program should wait for this before it ends.
     #[must_use]
     pub fn has_all_left(&self) -> bool {
-        self.peers.iter().filter(|peer| peer.failed.is_none()).all(|peer| {
-            let is_over = match &peer.link {
-                PeerLink::Unreliable(lossy) => lossy.is_idle(),
-                PeerLink::Loopback(own) => own.is_idle(),
-                PeerLink::Reliable(_) | PeerLink::Absent | PeerLink::Prepared(_) => true,
-            };
-            let is_quiet = peer.pumps.is_empty() && peer.controls.is_empty();
-            is_over && is_quiet && peer.outbox.is_empty() && peer.settled == 0
-        })
+        self.peers.iter().all(|peer| self.has_left(peer))
+            && self.requests.iter().all(|(_, it)| it.leaves_for().is_none())
+    }
+
+    /// Returns the other ranks to which something that was sent has not left yet.
+    pub(crate) fn unreached(&self) -> BTreeSet<u32> {
+        let peers = (0..).zip(&self.peers).filter(|(_, peer)| !self.has_left(peer));
+        let requests = self.requests.iter().filter_map(|(_, it)| it.leaves_for());
+        let ranks = peers.map(|(rank, _)| rank).chain(requests);
+        ranks.filter(|rank| *rank != self.rank).collect()
+    }
+
+    /// Returns whether no frame and no control entry for a peer waits on this side.
+    fn has_left(&self, peer: &Peer) -> bool {
+        let has_left = match &peer.link {
+            PeerLink::Reliable(link) => !self.nic.has_unsent(link.vi),
+            PeerLink::Unreliable(lossy) => lossy.is_idle(),
+            PeerLink::Loopback(own) => own.is_idle(),
+            PeerLink::Absent | PeerLink::Prepared(_) => true,
+        };
+        let is_quiet = peer.pumps.is_empty() && peer.controls.is_empty();
+        let is_over = has_left && is_quiet && peer.outbox.is_empty() && peer.settled == 0;
+        is_over || peer.failed.is_some()
     }
 
     // ------------------------------------------------------------------ events

@@ -102,6 +102,18 @@ pub(super) enum RequestEntry {
     Set(ReadyList),
 }
 
+impl RequestEntry {
+    /// Returns the destination of a send whose bytes are not all on their way.
+    pub(super) fn leaves_for(&self) -> Option<u32> {
+        match self {
+            Self::Send(send) if send.result.is_none() && send.stage != SendPhase::Sent => {
+                Some(send.peer)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// The place of a send's bytes.
 #[derive(Debug)]
 pub(super) enum SendBody {

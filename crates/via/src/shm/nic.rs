@@ -667,6 +667,11 @@ impl Provider for Shm {
     fn has_backlog(&self) -> bool {
         self.connected.iter().any(|name| self.vis.get(*name).is_some_and(ShmVi::waits_for_peer))
     }
+
+    /// What is in the ring outlives this side.
+    fn has_unsent(&self, vi: ViId) -> bool {
+        self.vi(vi).is_ok_and(|vi| vi.connection.is_some() && !vi.sends.is_empty())
+    }
 }
 
 impl Drop for Shm {

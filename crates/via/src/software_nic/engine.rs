@@ -584,6 +584,20 @@ impl<P: Path> SoftwareEngine<P> {
         }
     }
 
+    /// Makes the ACKs due that peers wait for.
+    pub(super) fn acknowledge_all(&mut self, now: Nanos) {
+        let ids: Vec<ViId> = self.vis.keys().copied().collect();
+        for id in ids {
+            if let Some(vi) = self.vis.get_mut(&id)
+                && let Some(connection) = &mut vi.connection
+                && connection.inbound.due().is_some()
+            {
+                connection.inbound.hurry(now);
+                self.wake(id);
+            }
+        }
+    }
+
     /// Tells all peers, once, that this NIC ends.
     pub(super) fn end(&mut self) {
         let reason = DisconnectReason::PeerDied;

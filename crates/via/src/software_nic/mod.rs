@@ -374,10 +374,13 @@ impl<W: Wire> SoftwareNic<W> {
 
 impl<W: Wire> Drop for SoftwareNic<W> {
     fn drop(&mut self) {
+        let now = self.now();
+        // A peer that waits for an ACK would not know that all has arrived.
+        self.engine.acknowledge_all(now);
+        self.flush(now);
         self.engine.end();
         self.batch = None;
         self.packets.clear();
-        let now = self.now();
         self.flush(now);
     }
 }

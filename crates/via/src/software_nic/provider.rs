@@ -236,4 +236,9 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         let is_ready = has_arrivals || self.engine.has_news() || self.wire.arm()?;
         Ok(if is_ready { ArmOutcome::Ready } else { ArmOutcome::Armed })
     }
+
+    fn has_unsent(&self, vi: ViId) -> bool {
+        let found = self.engine.vis.get(&vi);
+        found.is_some_and(|vi| vi.connection.is_some() && !vi.sends.is_empty())
+    }
 }

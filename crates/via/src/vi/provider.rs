@@ -551,4 +551,11 @@ pub trait Provider: Send + 'static {
     fn has_backlog(&self) -> bool {
         false
     }
+
+    /// Returns whether a VI that is connected has posted sends or writes that would be lost if the NIC were dropped now. By default, the
+    /// device carries on.
+    fn has_unsent(&self, vi: ViId) -> bool {
+        let _ = vi;
+        false
+    }
 }

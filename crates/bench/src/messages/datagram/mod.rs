@@ -53,7 +53,7 @@ pub(crate) fn datagram_plan(carriers: Vec<&'static Carrier>, sizes: &[u32]) -> P
     let latencies = sizes.iter().map(|&bytes| Measure::Latency { bytes });
     let windows = sizes.iter().map(|&bytes| Measure::Window { bytes, window: WINDOW });
     plan.measures = latencies.chain(windows).collect();
-    plan.rings = Vec::new();
+    plan.crowds = Vec::new();
     plan.tables = tables::both;
     plan
 }

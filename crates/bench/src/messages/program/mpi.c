@@ -52,11 +52,41 @@ static void receive_message(void *into, int bytes) {
     MPI_Recv(into, bytes, MPI_BYTE, source, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
+static int is_round(const struct measure *measure) { return strchr("ALM", measure->kind) != NULL; }
+
+static void send_to(int to, const struct measure *measure) {
+    MPI_Send(outgoing, measure->bytes, MPI_BYTE, to, 1, MPI_COMM_WORLD);
+}
+
+static void receive_from(int from, const struct measure *measure) {
+    MPI_Recv(incoming, measure->bytes, MPI_BYTE, from, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+/* A round of all to all, or of many to one; returns whether rank 0 says that it is the last. */
+static int one_round(const struct measure *measure) {
+    int all = measure->kind != 'M', is_last = 0;
+    if (all)
+        for (int ahead = 1; ahead < ranks; ahead++) send_to((rank + ahead) % ranks, measure);
+    else if (rank != 0)
+        send_to(0, measure);
+    for (int ahead = 1; ahead < (all || rank == 0 ? ranks : 1); ahead++) {
+        receive_from((rank + ranks - ahead) % ranks, measure);
+        if (rank == ahead) is_last |= incoming[0] == STOP;
+    }
+    if (all) return is_last;
+    for (int to = 1; to < (rank == 0 ? ranks : 1); to++) send_to(to, measure);
+    if (rank == 0) return 0;
+    receive_from(0, measure);
+    return incoming[0] == STOP;
+}
+
 static void perform(const struct measure *measure, uint32_t count) {
     static MPI_Request requests[WINDOW_MAX];
     outgoing[0] = GO;
     for (uint32_t done = 0; done < count; done++) {
-        if (measure->kind == 'u') {
+        if (is_round(measure)) {
+            one_round(measure);
+        } else if (measure->kind == 'u') {
             for (int at = 0; at < measure->window; at++)
                 MPI_Send(outgoing, measure->bytes, MPI_BYTE, next, 2 + at, MPI_COMM_WORLD);
             send_message(measure, outgoing, measure->bytes);
@@ -75,6 +105,10 @@ static void perform(const struct measure *measure, uint32_t count) {
 
 static void stop(const struct measure *measure) {
     outgoing[0] = STOP;
+    if (is_round(measure)) {
+        one_round(measure);
+        return;
+    }
     send_message(measure, outgoing, measure->bytes);
     receive_message(incoming, measure->window > 1 ? 1 : measure->bytes);
 }
@@ -82,6 +116,10 @@ static void stop(const struct measure *measure) {
 static void follow(const struct measure *measure) {
     static MPI_Request requests[WINDOW_MAX];
     for (int is_last = 0; !is_last;) {
+        if (is_round(measure)) {
+            is_last = one_round(measure);
+            continue;
+        }
         receive_message(incoming, measure->bytes);
         is_last = incoming[0] == STOP;
         if (!is_last && measure->kind == 'u') {
@@ -108,7 +146,7 @@ static size_t lead(const struct measure *measure, uint64_t budget_ns, useconds_t
         usleep((useconds_t)((budget_ns < QUIET_MIN_NS ? QUIET_MIN_NS : budget_ns) / 1000));
         return 0;
     }
-    if (measure->kind == 'i') {
+    if (measure->kind == 'i' || measure->kind == 'L') {
         do {
             usleep(rest_us);
             uint64_t at = now_ns();
@@ -136,8 +174,11 @@ static int parse(const char *word, struct measure *measure) {
     char name[16];
     if (sscanf(word, "%15[a-z]:%d:%d", name, &measure->bytes, &measure->window) != 3) return 0;
     if (measure->bytes < 1 || measure->window < 1 || measure->window > WINDOW_MAX) return 0;
-    /* Waiting has the letter of "idle": windows have the other one. */
+    /* Waiting has the letter of "idle": windows have the other one; so has "any" that of all to all. */
     measure->kind = strcmp(name, "waiting") == 0 ? 'i' : name[0];
+    if (strcmp(name, "alltoall") == 0) measure->kind = 'A';
+    if (strcmp(name, "lateround") == 0) measure->kind = 'L';
+    if (strcmp(name, "manytoone") == 0) measure->kind = 'M';
     return 1;
 }
 

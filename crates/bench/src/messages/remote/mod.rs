@@ -73,7 +73,7 @@ pub(crate) fn remote_plan(carriers: Vec<&'static Carrier>, sizes: &[u32]) -> Pin
         Measure::Quiet,
     ];
     plan.measures = latencies.chain(others).collect();
-    plan.rings = Vec::new();
+    plan.crowds = Vec::new();
     plan.budget = std::time::Duration::from_millis(200);
     plan.rounds = 4;
     plan

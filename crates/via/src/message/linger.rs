@@ -1,0 +1,105 @@
+//! The end of an endpoint: what was sent is handed over first.
+
+use std::{
+    collections::BTreeSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
+use thiserror::Error;
+use vigie_detect::{EngineEvents, Instant, WaitError};
+
+use super::endpoint::{EndpointEngine, EndpointInner, EndpointRequest};
+use crate::{protocol::MessageEngine, vi::Provider};
+
+/// The longest pause between two looks of an engine without a server.
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+
+/// The reason why an endpoint was closed before all that was sent had been handed over.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// The deadline came first: the ranks have not taken what was sent to them.
+    #[error("the deadline came before ranks {ranks:?} had taken what was sent to them")]
+    TimedOut {
+        /// The ranks, in ascending order.
+        ranks: Vec<u32>,
+    },
+    /// The detection server ended.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+}
+
+/// Keeps the engine of a dropped endpoint working on its server until all has left. Its waker holds it.
+struct Linger<P: Provider> {
+    events: Mutex<Option<EngineEvents<EndpointEngine<P>>>>,
+}
+
+impl<P: Provider> Linger<P> {
+    fn poll(self: &Arc<Self>) {
+        let waker = Waker::from(Arc::clone(self));
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(waiting) = &*events else { return };
+        if waiting.poll_next(&Context::from_waker(&waker)).is_ready() {
+            // All has left, or time is up, or the server has ended: the engine is dropped, unlocked.
+            let ended = events.take();
+            drop(events);
+            drop(ended);
+        }
+    }
+}
+
+impl<P: Provider> Wake for Linger<P> {
+    fn wake(self: Arc<Self>) {
+        self.poll();
+    }
+}
+
+impl<P: Provider> Drop for EndpointInner<P> {
+    fn drop(&mut self) {
+        // A forked child's copy leaves everything to the parent.
+        if self.host.is_inherited() || !self.host.post(EndpointEngine::begin_to_leave) {
+            return;
+        }
+        // Without a server, the engine itself hands over when it is dropped.
+        if let Ok(events) = self.host.events(EndpointRequest::AllLeft(None)) {
+            Arc::new(Linger { events: Mutex::new(Some(events)) }).poll();
+        }
+    }
+}
+
+/// Hands over what was sent without a server, as long as `until` is not over; in virtual time, which does not pass here, not at all.
+#[expect(clippy::disallowed_methods, reason = "no server is left that could wait for this")]
+pub(super) fn hand_over<P: Provider>(engine: &mut MessageEngine<P>, until: Instant) {
+    // Also after a panic of the engine: the thread that drops an endpoint gets no second one.
+    let handed_over = catch_unwind(AssertUnwindSafe(|| {
+        let mut pause = Duration::from_micros(20);
+        loop {
+            let ranks = engine.unreached();
+            let now = Instant::now();
+            let may_wait = engine.descriptor().is_some() && !thread::panicking();
+            if ranks.is_empty() || now >= until || !may_wait {
+                return ranks;
+            }
+            if engine.progress(now) {
+                continue;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }));
+    match handed_over {
+        Ok(ranks) => report(&ranks),
+        Err(_) => tracing::error!("the engine of an endpoint panicked while it handed over"),
+    }
+}
+
+/// Reports what a dropped endpoint could not hand over.
+pub(super) fn report(ranks: &BTreeSet<u32>) {
+    if !ranks.is_empty() {
+        tracing::warn!(?ranks, "an endpoint was dropped before ranks had taken what was sent");
+    }
+}
