@@ -67,7 +67,7 @@ impl TrainSocket {
         room: &'a mut [u8],
     ) -> io::Result<(Train<'a>, Option<SocketAddr>)> {
         if self.is_simulated {
-            // One that is connected does not say from whom.
+            // One that is connected does not tell the sender.
             let received = match self.socket.peer_addr() {
                 Ok(_) => self.socket.try_recv(room).map(|bytes| (bytes, None)),
                 Err(_) => self.socket.try_recv_from(room).map(|(bytes, from)| (bytes, Some(from))),
