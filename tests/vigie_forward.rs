@@ -2,6 +2,8 @@
 //!
 //! What needs a network namespace runs in one, made by `unshare`, and is skipped loudly where that is not allowed.
 
+#[path = "vigie_forward/dns.rs"]
+mod dns;
 #[path = "vigie_forward/errors.rs"]
 mod errors;
 #[path = "vigie_forward/instance.rs"]

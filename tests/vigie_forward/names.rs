@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Sends its letter to each client, and then what comes.
-fn letter_server(at: &str, letter: u8) -> u16 {
+pub(crate) fn letter_server(at: &str, letter: u8) -> u16 {
     let listener = TcpListener::bind(at).expect("a port");
     let port = listener.local_addr().expect("bound").port();
     thread::spawn(move || {

@@ -57,6 +57,7 @@ mod sys;
 mod target;
 #[cfg(feature = "tls")]
 mod tls;
+mod train;
 mod udp;
 mod upstream;
 mod wait;

@@ -2,10 +2,12 @@
 
 #![expect(
     unsafe_code,
-    reason = "SIOCOUTQ, SO_MEMINFO and SO_RCVLOWAT, which rustix does not offer"
+    reason = "SIOCOUTQ, SO_MEMINFO, SO_RCVLOWAT and UDP_GRO, which rustix does not offer"
 )]
 
 use std::{
+    io,
+    mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd},
     ptr,
 };
@@ -30,7 +32,7 @@ pub(super) fn set_low_water(socket: &impl AsFd, bytes: usize) {
     let set =
         unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, place, length) };
     if set != 0 {
-        tracing::debug!(error = %std::io::Error::last_os_error(), "no low water mark for a stream");
+        tracing::debug!(error = %io::Error::last_os_error(), "no low water mark for a stream");
     }
 }
 
@@ -50,6 +52,45 @@ pub(super) fn dropped_datagrams(socket: &impl AsFd) -> u32 {
     // are those of `numbers`, and how many there were at `room`, which is `length`.
     let asked = unsafe { libc::getsockopt(socket, level, libc::SO_MEMINFO, place, room) };
     if asked == 0 { numbers[MEMINFO_DROPS] } else { 0 }
+}
+
+/// Lets the kernel merge datagrams of one sender and of one length at a socket (`UDP_GRO`, since 5.0). Without it, each comes alone.
+pub(super) fn merge_datagrams(socket: &impl AsFd) {
+    let value: libc::c_int = 1;
+    let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    let (socket, place) = (socket.as_fd().as_raw_fd(), ptr::from_ref(&value).cast());
+    // SAFETY: the descriptor is open while it is borrowed; the kernel reads `length` bytes at `place`, which are `value`.
+    let set = unsafe { libc::setsockopt(socket, libc::SOL_UDP, libc::UDP_GRO, place, length) };
+    if set != 0 {
+        tracing::debug!(error = %io::Error::last_os_error(), "datagrams are not merged");
+    }
+}
+
+/// The length of `struct cmsghdr`: a length, a level and a type.
+const CONTROL_HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
+/// Room for one control message with a number.
+pub(super) const CONTROL_BYTES: usize = CONTROL_HEADER_BYTES + size_of::<usize>();
+
+/// Returns the length of merged datagrams, from the control message that came with them, if there is one. `space` must be initialised.
+pub(super) fn segment_of(space: &[MaybeUninit<u8>; CONTROL_BYTES]) -> Option<usize> {
+    // SAFETY: the one caller has initialised all bytes, and nothing makes bytes uninitialised again.
+    let bytes = space.map(|byte| unsafe { byte.assume_init() });
+    let (header, number) = bytes.split_at(CONTROL_HEADER_BYTES);
+    let kind = [libc::SOL_UDP.to_ne_bytes(), libc::UDP_GRO.to_ne_bytes()].concat();
+    let number = libc::c_int::from_ne_bytes(*number.first_chunk()?);
+    (header[size_of::<usize>()..] == kind).then(|| usize::try_from(number).ok())?
+}
+
+/// Returns the control message by which a train is cut into datagrams of `segment` bytes.
+pub(super) fn segment_control(segment: usize) -> io::Result<[u8; CONTROL_BYTES]> {
+    let segment = u16::try_from(segment).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut bytes = [0; CONTROL_BYTES];
+    let (header, number) = bytes.split_at_mut(CONTROL_HEADER_BYTES);
+    let (length, kind) = header.split_at_mut(size_of::<usize>());
+    length.copy_from_slice(&(CONTROL_HEADER_BYTES + size_of_val(&segment)).to_ne_bytes());
+    kind.copy_from_slice(&[libc::SOL_UDP.to_ne_bytes(), libc::UDP_SEGMENT.to_ne_bytes()].concat());
+    number[..2].copy_from_slice(&segment.to_ne_bytes());
+    Ok(bytes)
 }
 
 #[cfg(test)]

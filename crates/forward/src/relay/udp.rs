@@ -34,6 +34,7 @@ use super::{
     settings::{BindError, RESOLVE_EVERY},
     sys::dropped_datagrams,
     target::{Target, TargetStats, TargetUse, Targets, Upstream, are_weights},
+    train::{Train, TrainSocket},
     wait::{Either, is_exhausted, select, timeout_at},
 };
 
@@ -123,9 +124,12 @@ impl UdpRelayBuilder {
         let cannot = |source| BindError::ListenUdp { address: self.listen, source };
         let socket = match &self.listener {
             Some(UdpRelayListener(socket)) => Arc::clone(socket),
-            None => Arc::new(UdpSocket::bind_on(server, self.listen).map_err(cannot)?),
+            None => {
+                let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
+                Arc::new(TrainSocket::new(socket, server.is_virtual()))
+            }
         };
-        let address = socket.local_addr().map_err(cannot)?;
+        let address = socket.socket().local_addr().map_err(cannot)?;
         self.listener = None;
         let (is_receiving, receiving) = watch::channel(());
         let targets = Arc::new(Targets::new(&self.upstreams, Arc::default()));
@@ -137,7 +141,7 @@ impl UdpRelayBuilder {
             settings: self,
             sessions: Mutex::new(BTreeMap::new()),
             counters: UdpCounters::default(),
-            listener_dropped: Mutex::new(dropped_datagrams(&*socket)),
+            listener_dropped: Mutex::new(dropped_datagrams(socket.socket())),
             targets,
             balancer,
             sources,
@@ -163,7 +167,7 @@ pub struct UdpRelay {
 /// The socket by which a relay receives from clients, for another relay that is to receive next: no datagram is refused in
 /// between. Clones are the same socket. It is closed with the last of them, and of the relays that have it.
 #[derive(Clone, Debug)]
-pub struct UdpRelayListener(Arc<UdpSocket>);
+pub struct UdpRelayListener(Arc<TrainSocket>);
 
 /// A handle to observe and end a relay of datagrams. Clones refer to the same relay.
 #[derive(Clone, Debug)]
@@ -174,7 +178,7 @@ pub struct UdpRelayHandle {
 #[derive(Debug)]
 struct UdpShared {
     server: Server,
-    socket: Arc<UdpSocket>,
+    socket: Arc<TrainSocket>,
     buffers: Buffers,
     settings: UdpRelayBuilder,
     sessions: Mutex<Sessions>,
@@ -204,7 +208,7 @@ struct UdpSession {
     client: SocketAddr,
     used: TargetUse<SocketAddr>,
     _source: SourcePermit,
-    upstream: UdpSocket,
+    upstream: TrainSocket,
     /// The time at which a datagram last passed, in nanoseconds of the server's clock. Raised by the two tasks that relay, read by
     /// the session's. Expiry is decided under the table's lock.
     last_move: AtomicU64,
@@ -317,7 +321,7 @@ impl UdpRelay {
             }
             let changed = select(draining.changed(), shared.emptied.notified());
             let receives = receiving.is_some();
-            let received = select(shared.receive(&mut buffer, receives), changed);
+            let received = select(shared.readable(receives), changed);
             let received = match drain {
                 None => Some(received.await),
                 Some(drain) => timeout_at(&shared.server, drain.deadline, received).await?,
@@ -325,14 +329,10 @@ impl UdpRelay {
             match received {
                 None => return Ok(()),
                 Some(Either::Right(_)) => {}
-                Some(Either::Left(Ok((bytes, client)))) => {
-                    shared.forward(client, &buffer[..bytes], drain.is_some(), &mut spawn);
+                Some(Either::Left(Ok(()))) => {
+                    shared.forward_all(&mut buffer, drain.is_some(), &mut spawn);
                 }
-                Some(Either::Left(Err(error))) if error.kind() == io::ErrorKind::NotConnected => {
-                    return Err(error);
-                }
-                // An error about a datagram to a client that is gone.
-                Some(Either::Left(Err(_))) => shared.counters.unreachable.add(1),
+                Some(Either::Left(Err(error))) => return Err(error),
             }
         }
     }
@@ -386,40 +386,55 @@ impl UdpRelayHandle {
 }
 
 impl UdpShared {
-    /// Receives from a client, unless another relay does: then never.
-    async fn receive(&self, buffer: &mut [u8], receives: bool) -> io::Result<(usize, SocketAddr)> {
-        if receives { self.socket.recv_from(buffer).await } else { std::future::pending().await }
+    /// Waits for clients' datagrams, unless another relay receives them: then for ever.
+    async fn readable(&self, receives: bool) -> io::Result<()> {
+        if receives { self.socket.socket().readable().await } else { std::future::pending().await }
     }
 
-    /// Sends a client's datagram to the upstream, in its session.
+    /// Sends what has come from clients to the upstream.
+    fn forward_all(
+        self: &Arc<Self>,
+        buffer: &mut [u8],
+        is_draining: bool,
+        spawn: &mut impl FnMut(ConnectionTask),
+    ) {
+        for _ in 0..BATCH_MAX {
+            match self.socket.try_receive(buffer) {
+                Ok((train, Some(client))) => self.forward(client, train, is_draining, spawn),
+                Ok((_, None)) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // An error about a datagram to a client that is gone.
+                Err(_) => self.counters.unreachable.add(1),
+            }
+        }
+    }
+
+    /// Sends a client's datagrams to the upstream, in its session.
     fn forward(
         self: &Arc<Self>,
         client: SocketAddr,
-        datagram: &[u8],
+        train: Train<'_>,
         is_draining: bool,
         spawn: &mut impl FnMut(ConnectionTask),
     ) {
         let Some(session) = self.session_for(client, is_draining, spawn) else { return };
         // An error about an earlier datagram is reported instead of sending this one.
-        let mut sent = session.upstream.try_send(datagram);
-        if let Err(error) = &sent
+        let mut sent = session.upstream.try_send(train, None);
+        if let (0, _, Some(error)) = &sent
             && error.kind() == io::ErrorKind::ConnectionRefused
         {
             sent = if self.note_unreachable(&session, error) {
                 let Some(next) = self.session_for(client, is_draining, spawn) else { return };
-                next.upstream.try_send(datagram)
+                next.upstream.try_send(train, None)
             } else {
-                session.upstream.try_send(datagram)
+                session.upstream.try_send(train, None)
             };
         }
 
-        match sent {
-            Ok(_) => {
-                self.counters.datagrams_up.add(1);
-                self.counters.bytes_up.add(datagram.len() as u64);
-            }
-            Err(_) => self.counters.dropped.add(1),
-        }
+        let (count, bytes, _) = sent;
+        self.counters.datagrams_up.add(count as u64);
+        self.counters.bytes_up.add(bytes as u64);
+        self.counters.dropped.add((train.count() - count) as u64);
     }
 
     /// Returns the session of a client, opened if need be. `None` if there can be none, which is counted.
@@ -494,7 +509,7 @@ impl UdpShared {
         &self,
         client: SocketAddr,
         now: Instant,
-    ) -> io::Result<(TargetUse<SocketAddr>, UdpSocket)> {
+    ) -> io::Result<(TargetUse<SocketAddr>, TrainSocket)> {
         let mut failed = io::Error::other("there is no target");
         for target in self.balancer.order(&self.targets.list(), Some(client.ip()), now) {
             // Its answer, or a report of the network, decides a trial.
@@ -514,14 +529,14 @@ impl UdpShared {
         Err(failed)
     }
 
-    fn connect_to(&self, target: &Target<SocketAddr>) -> io::Result<UdpSocket> {
+    fn connect_to(&self, target: &Target<SocketAddr>) -> io::Result<TrainSocket> {
         let own: SocketAddr = match target.address {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
         let upstream = UdpSocket::bind_on(&self.server, own)?;
         upstream.connect_to(target.address)?;
-        Ok(upstream)
+        Ok(TrainSocket::new(upstream, self.server.is_virtual()))
     }
 
     /// Sends the upstream's available datagrams to the client.
@@ -530,20 +545,17 @@ impl UdpShared {
             return self.counters.dropped.add(1);
         };
         for _ in 0..BATCH_MAX {
-            match session.upstream.try_recv(&mut buffer) {
-                Ok(bytes) => {
+            match session.upstream.try_receive(&mut buffer) {
+                Ok((train, _)) => {
                     session.touch(self.server.now());
                     let health = &session.used.target.health;
                     health.note_reached(|| self.server.now());
                     health.note_answered(|| self.server.now());
                     session.is_answered.store(true, Ordering::Relaxed);
-                    match self.socket.try_send_to(&buffer[..bytes], session.client) {
-                        Ok(_) => {
-                            self.counters.datagrams_down.add(1);
-                            self.counters.bytes_down.add(bytes as u64);
-                        }
-                        Err(_) => self.counters.dropped.add(1),
-                    }
+                    let (count, bytes, _) = self.socket.try_send(train, Some(session.client));
+                    self.counters.datagrams_down.add(count as u64);
+                    self.counters.bytes_down.add(bytes as u64);
+                    self.counters.dropped.add((train.count() - count) as u64);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if self.note_unreachable(session, &error) => return,
@@ -578,21 +590,21 @@ impl UdpShared {
     /// Returns how many datagrams the kernel has dropped at all sockets so far.
     fn overflowed(&self) -> u64 {
         let mut last = self.listener_dropped.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = dropped_datagrams(&*self.socket);
+        let now = dropped_datagrams(self.socket.socket());
         self.counters.overflowed.add(now.wrapping_sub(*last).into());
         *last = now;
         drop(last);
         // Under the lock, no session moves from one sum to the other meanwhile.
         let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let of_session =
-            |session: &Arc<UdpSession>| u64::from(dropped_datagrams(&session.upstream));
+            |session: &Arc<UdpSession>| u64::from(dropped_datagrams(session.upstream.socket()));
         sessions.values().map(of_session).sum::<u64>() + self.counters.overflowed.value()
     }
 
     /// Removes a session from the table.
     fn remove(&self, sessions: &mut Sessions, session: &UdpSession) {
         sessions.remove(&session.client);
-        self.counters.overflowed.add(dropped_datagrams(&session.upstream).into());
+        self.counters.overflowed.add(dropped_datagrams(session.upstream.socket()).into());
     }
 
     /// The session's task: sends the upstream's datagrams to the client, until it expires.
@@ -605,7 +617,7 @@ impl UdpShared {
             let end =
                 draining.borrow_and_update().map_or(expiry, |drain| drain.deadline.min(expiry));
             let changed = select(draining.changed(), session.over.notified());
-            let readable = select(session.upstream.readable(), changed);
+            let readable = select(session.upstream.socket().readable(), changed);
             match timeout_at(&self.server, end, readable).await {
                 _ if session.is_over.load(Ordering::Relaxed) => return,
                 Ok(Some(Either::Left(Ok(())))) => self.back(&session),

@@ -1,6 +1,12 @@
 //! Datagrams: sessions, bounds, ends.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io::{self, IoSlice},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use socket2::{MsgHdr, SockAddr, SockRef};
 
 use vigie_detect::{Server, net::UdpSocket};
 use vigie_forward::relay::{UdpRelay, UdpRelayHandle, UdpRelayStats};
@@ -188,6 +194,58 @@ fn silent_upstreams_are_counted() {
             assert_eq!(stats.unanswered, u64::from(stats.datagrams_down == 0), "{stats:?}");
             assert!(answers || stats.unanswered == 1, "{stats:?}");
         }
+        Ok(())
+    });
+}
+
+/// Sends `bytes` to `to` as datagrams of `segment` bytes, in one call that the kernel passes on as one train.
+fn send_train(socket: &UdpSocket, to: SocketAddr, bytes: &[u8], segment: u16) -> io::Result<usize> {
+    // A control message: its length, its level and type (SOL_UDP and UDP_SEGMENT), and the number.
+    let mut control = 18_usize.to_ne_bytes().to_vec();
+    control.extend([17_i32.to_ne_bytes(), 103_i32.to_ne_bytes()].concat());
+    control.extend(segment.to_ne_bytes());
+    control.resize(24, 0);
+    let (to, parts) = (SockAddr::from(to), [IoSlice::new(bytes)]);
+    let message = MsgHdr::new().with_addr(&to).with_buffers(&parts).with_control(&control);
+    SockRef::from(socket.as_async_fd()).sendmsg(&message, 0)
+}
+
+/// Goal: datagrams that come as a train, as from a sender or an interface that merges them, keep their boundaries, order and number in both directions.
+/// Method: trains of several lengths, with a shorter last datagram and without, from a client and from the target, each of whose datagrams the other end
+/// receives alone; the relay has counted each.
+#[test]
+fn trains_keep_their_boundaries() {
+    run(async {
+        let target = UdpSocket::bind(local()).await?;
+        let (relay, handle, task) = start(target.local_addr()?, Duration::from_secs(600), 2);
+        let client = UdpSocket::bind(local()).await?;
+        let mut room = vec![0; 64 << 10];
+        let mut datagrams = 0;
+        for (segment, bytes) in [(100, 1_050), (100, 1_000), (1, 40), (1_400, 64_400), (700, 701)] {
+            let train: Vec<u8> = (0..bytes).map(|at| u8::try_from(at % 251).unwrap_or(0)).collect();
+            let parts = || train.chunks(usize::from(segment));
+            send_train(&client, relay, &train, segment)?;
+            let mut session = None;
+            for part in parts() {
+                let (count, from) = target.recv_from(&mut room).await?;
+                assert_eq!(&room[..count], part);
+                session = Some(from);
+            }
+            send_train(&target, session.expect("at least one"), &train, segment)?;
+            for part in parts() {
+                let count = client.recv(&mut room).await?;
+                assert_eq!(&room[..count], part);
+            }
+            datagrams += parts().count() as u64;
+            // They are counted once they are sent.
+            let counted = |stats: UdpRelayStats| (stats.datagrams_up, stats.datagrams_down);
+            while counted(handle.stats()) != (datagrams, datagrams) {
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(handle.stats().dropped, 0);
+        }
+        handle.drain(Duration::from_millis(1));
+        task.await.expect("no panic")?;
         Ok(())
     });
 }
