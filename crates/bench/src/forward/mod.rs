@@ -4,6 +4,7 @@
 //! are shown beside the paper's values. The figures of the paper have no axes in its text, so no
 //! bandwidth of figures 4 to 6 is compared, only the text's statements about them.
 
+mod beginnings;
 mod figures;
 mod keys;
 pub(crate) mod live;

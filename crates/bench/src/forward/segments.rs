@@ -12,6 +12,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::Value;
 
+use super::beginnings::late;
 use crate::error::Missing;
 use crate::host::{Namespace, allowed};
 use crate::report::{Outcome, Plan, Progress, Row, Show, Subject, lines};
@@ -23,6 +24,7 @@ const GBIT_S: &str = "gbit_s";
 const BY_KERNEL: &str = "times_kernel";
 const RETRANSMITTED: &str = "retransmitted";
 const REORDERED: &str = "reordered";
+const LATE: &str = "late";
 
 const STREAMS: [u32; 2] = [1, 8];
 /// Seconds of a run whose rate counts, and of one on one core.
@@ -35,18 +37,22 @@ const SERVER: &str = "10.2.0.2";
 enum SegmentsForwarder {
     Kernel,
     Route,
+    /// As [`Route`](Self::Route), by packet sockets.
+    RouteHost,
     Masquerade,
     Nat,
 }
 
 impl SegmentsForwarder {
     /// Each of the kernel's comes before the one that is compared with it.
-    const ALL: [Self; 4] = [Self::Kernel, Self::Route, Self::Masquerade, Self::Nat];
+    const ALL: [Self; 5] =
+        [Self::Kernel, Self::Route, Self::RouteHost, Self::Masquerade, Self::Nat];
 
     const fn subject(self) -> Subject {
         let (name, label) = match self {
             Self::Kernel => ("segments-kernel", "ip_forward"),
             Self::Route => ("segments-l3", "vigie-forward l3"),
+            Self::RouteHost => ("segments-l3-host", "vigie-forward l3, packet sockets"),
             Self::Masquerade => ("segments-masquerade", "nft masquerade"),
             Self::Nat => ("segments-nat", "vigie-forward nat"),
         };
@@ -71,6 +77,7 @@ struct Sums {
     by_kernel: Vec<f64>,
     retransmitted: u64,
     reordered: u64,
+    late: u64,
 }
 
 impl SegmentsPlan {
@@ -83,7 +90,7 @@ impl SegmentsPlan {
         name == SEGMENTS
     }
 
-    fn measure(self, progress: &mut Progress) -> Result<Vec<Sums>, String> {
+    fn measure(self, seed: u64, progress: &mut Progress) -> Result<Vec<Sums>, String> {
         let count = SegmentsForwarder::ALL.len() * STREAMS.len();
         let mut sums: Vec<Sums> = (0..count).map(|_| Sums::default()).collect();
         for round in 0..self.rounds {
@@ -103,6 +110,9 @@ impl SegmentsPlan {
                     let before = line.reorderings()?;
                     line.run(streams, SECONDS_ORDERED, allowed().first().copied())?;
                     sums.reordered += line.reorderings()?.saturating_sub(before);
+                    let ends = (&line.client, &line.server);
+                    let late = late(ends, SERVER, seed.wrapping_add(round.into()));
+                    sums.late += late.map_err(|failure| failure.to_string())?;
                 }
             }
             progress.case_done();
@@ -116,12 +126,8 @@ impl Plan for SegmentsPlan {
         self.rounds as usize
     }
 
-    fn run(
-        &self,
-        _seed: u64,
-        progress: &mut Progress,
-    ) -> Result<Outcome, crate::error::BenchError> {
-        let measured = self.measure(progress);
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, crate::error::BenchError> {
+        let measured = self.measure(seed, progress);
         let each = SegmentsForwarder::ALL.into_iter();
         let each = each.flat_map(|one| STREAMS.into_iter().map(move |streams| (one, streams)));
         let row = |(one, streams): (SegmentsForwarder, u32)| {
@@ -148,6 +154,7 @@ impl Plan for SegmentsPlan {
             ("× the kernel", Show::Fixed(BY_KERNEL, 3)),
             ("retransmitted", Show::Fixed(RETRANSMITTED, 0)),
             ("reordered on one core", Show::Fixed(REORDERED, 0)),
+            ("late datagrams of flows that begin", Show::Fixed(LATE, 0)),
         ];
         let own = rows.iter().filter(|row| row.case == SEGMENTS);
         let table = lines(title, "forwarder", own, &columns);
@@ -165,6 +172,7 @@ impl Sums {
         let row = put(row, GBIT_S, &self.gbit_s);
         let row = put(row, BY_KERNEL, &self.by_kernel);
         let row = row.with_figure(RETRANSMITTED, self.retransmitted);
+        let row = row.with_figure(LATE, self.late);
         row.with_figure(REORDERED, self.reordered).with_figure("samples", self.gbit_s.len())
     }
 }
@@ -214,6 +222,9 @@ impl Line {
                 None
             }
             SegmentsForwarder::Route => Some(ForwardCommand::start(&router, "l3 ra rb")?),
+            SegmentsForwarder::RouteHost => {
+                Some(ForwardCommand::start(&router, "l3 ra rb --path af-packet")?)
+            }
             SegmentsForwarder::Nat => {
                 let arguments = "nat --inside ra --outside rb --address 10.2.0.9";
                 Some(ForwardCommand::start(&router, arguments)?)
