@@ -25,6 +25,8 @@ mod blocking_pool;
 mod door;
 #[path = "../src/lane/mod.rs"]
 mod lane;
+#[path = "../src/flavor/hybrid/need.rs"]
+mod need;
 #[path = "../src/flavor/hybrid/order.rs"]
 mod order;
 #[path = "../src/flavor/hybrid/sentinel.rs"]

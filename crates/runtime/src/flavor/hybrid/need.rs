@@ -62,6 +62,19 @@ const LOOKS_MAX_EVENTS: u128 = 16;
 /// The longest delay of a call for short tasks, in long polls: some 25 ms by default.
 pub(crate) const LOOKS_MAX: u128 = 128;
 
+/// The tasks that reserve threads run besides reactions, unless they compute in the place of a sleeping thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReserveMode {
+    Nothing,
+    /// Every worker computes for long: tasks that are known to be short.
+    Short,
+    /// The same, but only for the threads that run such tasks already: so many are caught by them that the next one is put off.
+    NoMoreShort,
+    /// Every worker computes without end: one task of any kind, then short ones. Once its poll has ended, another one gets its
+    /// turn.
+    AnyOne,
+}
+
 /// The threads that the supervisor calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakePlan {

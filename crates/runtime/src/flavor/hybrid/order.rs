@@ -8,6 +8,7 @@ use std::{cell::Cell, time::Duration};
 use crossbeam::deque::{Injector, Steal, Stealer, Worker as Queue};
 use vigie_detect::Instant;
 
+pub(crate) use super::need::ReserveMode;
 use super::{
     sentinel::Sentinel,
     worker_slot::{Blocked, WorkerSlot},
@@ -62,19 +63,6 @@ const STEADY: Duration = Duration::from_millis(2);
 /// This many short sleeps in a row make a conversation: the next one is expected to be short too. If it is not, the watchdog fires
 /// once for nothing. A sleep is short if it ends before the watchdog that was set when it began fires.
 const CONVERSATION: u8 = 4;
-
-/// The tasks that reserve threads run besides reactions, unless they compute in the place of a sleeping thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReserveMode {
-    Nothing,
-    /// Every worker computes for long: tasks that are known to be short.
-    Short,
-    /// The same, but only for the threads that run such tasks already: so many are caught by them that the next one is put off.
-    NoMoreShort,
-    /// Every worker computes without end: one task of any kind, then short ones. Once its poll has ended, another one gets its
-    /// turn.
-    AnyOne,
-}
 
 /// Tasks that wait for any thread.
 pub(crate) struct Injected<T> {
@@ -685,26 +673,27 @@ impl Turns {
             self.computing = count_computing(parts);
         }
         parts.worker_slot(self.index).set_extra(!self.is_substitute);
+        let was_short = parts.worker_slot(self.index).take_serves_short();
         let computes_first = self.share.first() == Lane::Compute;
         let compute = |turns: &mut Self| {
-            Some((turns.compute_of_reserve(parts, now.as_nanos())?, Lane::Compute))
+            Some((turns.compute_of_reserve(parts, now.as_nanos(), was_short)?, Lane::Compute))
         };
         if computes_first && let Some(next) = compute(self) {
             return Some(next);
         }
         if let Some(task) = own.reacting.pop().or_else(|| self.take_reaction(parts)) {
-            parts.worker_slot(self.index).set_serves_short(false);
             return Some((task, Lane::Reaction));
         }
         self.busy_ns = 0;
-        let next = if computes_first { None } else { compute(self) };
-        if next.is_none() {
-            parts.worker_slot(self.index).set_serves_short(false);
-        }
-        next
+        if computes_first { None } else { compute(self) }
     }
 
-    fn compute_of_reserve<P: Parts>(&mut self, parts: &P, now: u64) -> Option<P::Task> {
+    fn compute_of_reserve<P: Parts>(
+        &mut self,
+        parts: &P,
+        now: u64,
+        was_short: bool,
+    ) -> Option<P::Task> {
         let mut queues = parts.computing().iter().chain([&parts.injected().compute]);
         if !self.is_substitute {
             self.is_substitute = parts.blocked().substitute();
@@ -713,9 +702,8 @@ impl Turns {
         if self.is_substitute {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
         } else {
-            let worker_slot = parts.worker_slot(self.index);
             match parts.serves().load() {
-                ReserveMode::NoMoreShort if !worker_slot.serves_short() => None,
+                ReserveMode::NoMoreShort if !was_short => None,
                 ReserveMode::AnyOne
                     if parts
                         .serves()
@@ -730,7 +718,7 @@ impl Turns {
                 ReserveMode::Short | ReserveMode::NoMoreShort | ReserveMode::AnyOne => {
                     let limit = short_limit(parts.injected(), now);
                     let task = queues.find_map(|queue| queue.pop_short(limit));
-                    worker_slot.set_serves_short(task.is_some());
+                    parts.worker_slot(self.index).set_serves_short(task.is_some());
                     self.extra_since = task.is_some().then_some(now);
                     task
                 }

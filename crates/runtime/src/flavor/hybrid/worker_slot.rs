@@ -206,6 +206,15 @@ impl WorkerSlot {
         self.serves_short.store(serves_short, Ordering::Relaxed);
     }
 
+    /// Returns whether it did, and ends that. Called by the thread itself.
+    pub(crate) fn take_serves_short(&self) -> bool {
+        let serves_short = self.serves_short();
+        if serves_short {
+            self.set_serves_short(false);
+        }
+        serves_short
+    }
+
     pub(crate) fn serves_short(&self) -> bool {
         self.serves_short.load(Ordering::Relaxed)
     }
