@@ -309,7 +309,8 @@ fn flows_are_taken_over_when_asked_for() {
 }
 
 /// Goal: no datagram overtakes earlier ones of its flow that the host may still have. Method: a flow that is taken over
-/// goes up while its datagrams come without a gap of 10 ms, and by the program after the first gap, at each place.
+/// goes up while its datagrams come without a gap of 10 ms, and by the program after the first gap, at each place; one without gaps, too,
+/// after a while.
 #[test]
 fn a_flow_is_taken_over_after_a_gap() {
     let [inside, server, external] =
@@ -324,7 +325,7 @@ fn a_flow_is_taken_over_after_a_gap() {
             is_echo_reply: false,
         };
         let translated = table.open(original, (Some(external), None), None, start).expect("room");
-        let host: Vec<Box<dyn Stage>> = vec![Box::new(Nat::new(table))];
+        let host: Vec<Box<dyn Stage>> = vec![Box::new(Nat::new(table.clone()))];
         let config = NicConfig::new().default_port(PORTS[2]).asked_flows();
         let mut emulator =
             Emulator::at(place, &borrowed(&host), &PORTS, &config).expect("it compiles");
@@ -344,6 +345,20 @@ fn a_flow_is_taken_over_after_a_gap() {
             verdict.expect("no fault") != EmulatorVerdict::PassedUp
         });
         assert_eq!(by_program, [false, false, false, false, false, true, true, true]);
+
+        // Without a gap, the host gets a bounded number of packets.
+        let without_gap = NatTuple { source: NatEndpoint::new(inside, 5001), ..original };
+        let becomes = table.open(without_gap, (Some(external), None), None, start).expect("room");
+        emulator.add_flow(&NatFlow::new(without_gap, becomes), start).expect("room");
+        frame[35] += 1;
+        let mut packet = Packet::new(PORTS[0], &frame);
+        packet.fill_checksums().expect("it is whole");
+        let went_up = (0..1000).filter(|micros| {
+            let now = start + Duration::from_micros(*micros);
+            let verdict = emulator.process(PORTS[0], &mut PacketBuffer::new(packet.bytes()), now);
+            verdict.expect("no fault") == EmulatorVerdict::PassedUp
+        });
+        assert_eq!(went_up.count(), 255);
     }
 }
 

@@ -84,11 +84,13 @@ pub(super) struct Layout {
 pub(super) const ADDRESS_BYTES: [u32; 2] = [4, 16];
 /// The offset of the last packet's time in a translation.
 pub(super) const USED_AT: [i16; 2] = [16, 40];
-/// The offset of a word that is not 0 while packets of the flow may still be with the host.
+/// The offset of a word that is not 0 while packets of the flow may still be with the host: how many more go up at most.
 pub(super) const HANDING_OVER_AT: [i16; 2] = [12, 36];
 /// How long no packet of such a flow must have passed up before the program translates one: by then, the host has sent
 /// all that it had.
 pub(super) const HANDOVER_GAP_NS: i32 = 10_000_000;
+/// How many packets of such a flow go up at most. A flow without gaps would overrun the host, which loses more than an order.
+const HANDOVER_PACKETS_MAX: u32 = 256;
 pub(super) const FLOW_KEY_BYTES: [u32; 2] = [16, 40];
 /// The offset of eight bytes of the last TCP segment: what it acknowledges, its flags, its window.
 pub(super) const TCP_SEEN_AT: [i16; 2] = [24, 48];
@@ -208,7 +210,7 @@ pub(super) fn flow_value(becomes: &NatTuple, handed_over: Option<Instant>) -> Ve
             let places = value.iter_mut().skip(usize::from(at.unsigned_abs()));
             places.zip(bytes).for_each(|(place, byte)| *place = *byte);
         };
-        write(HANDING_OVER_AT[version], &1_u32.to_ne_bytes());
+        write(HANDING_OVER_AT[version], &HANDOVER_PACKETS_MAX.to_ne_bytes());
         write(USED_AT[version], &since.as_nanos().to_ne_bytes());
     }
     value

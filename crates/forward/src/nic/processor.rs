@@ -208,7 +208,7 @@ impl NicPipeline {
     /// Takes over a flow of the host's table, after all pending changes. Call it before the host sends the packet of the flow that
     /// it has, so that none overtakes it. The program translates the packets of a TCP connection that arrive from `now` on. Of
     /// other flows, the host may have more packets than that one: the program begins when none has arrived for 10 ms, and passes
-    /// the flow's packets up until then. A flow for which there is no room stays with the host.
+    /// the flow's packets up until then, at most 256. A flow for which there is no room stays with the host.
     ///
     /// # Errors
     /// As [`follow`](Self::follow).

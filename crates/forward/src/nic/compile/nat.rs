@@ -50,6 +50,8 @@ impl Emitter<'_> {
         self.get(R1, NOW);
         self.a.store(Size::Double, R0, used, R1).load(Size::Word, R3, R0, handing_over);
         self.a.branch(Condition::Equal, R3, 0, taken_over).add(R2, HANDOVER_GAP_NS);
+        self.a.add(R3, -1).store(Size::Word, R0, handing_over, R3);
+        self.a.branch(Condition::Equal, R3, 0, taken_over);
         self.a.branch(Condition::AtMost, R1, R2, exception);
         self.a.store(Size::Word, R0, handing_over, 0).bind(taken_over);
     }
