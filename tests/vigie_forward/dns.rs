@@ -76,6 +76,19 @@ impl Drop for DnsServer {
     }
 }
 
+/// Makes this namespace, which has mounts of its own, ask a DNS server at 127.0.0.1.
+fn resolve_here(folder: &Folder) {
+    namespace::near("ip link set lo up");
+    for (name, text) in [
+        ("hosts", "127.0.0.1 localhost\n"),
+        ("resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"),
+        ("nsswitch.conf", "hosts: files dns\n"),
+    ] {
+        let file = folder.write(name, text);
+        namespace::near(&format!("mount --bind {} /etc/{name}", file.display()));
+    }
+}
+
 /// Goal: a relay follows what a DNS server says of its targets, also in answers that are truncated and must be asked for over TCP; while the server does not
 /// answer, or says that the name does not exist, the last addresses serve, and both are said. Method: dnsmasq, whose file changes and which is stopped, and a
 /// question of our own that shows the truncation.
@@ -100,16 +113,7 @@ fn a_dns_server_is_followed() {
             fs::write(&file, text).expect("it is ours");
         };
         hosts("127.0.0.2", MANY);
-        let own = folder.write("hosts", "127.0.0.1 localhost\n");
-        let server = "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n";
-        let server = folder.write("resolv.conf", server);
-        let order = folder.write("nsswitch.conf", "hosts: files dns\n");
-        namespace::near("ip link set lo up");
-        for (file, over) in
-            [(own, "/etc/hosts"), (server, "/etc/resolv.conf"), (order, "/etc/nsswitch.conf")]
-        {
-            namespace::near(&format!("mount --bind {} {over}", file.display()));
-        }
+        resolve_here(&folder);
         let mut dns = DnsServer::start(&file);
         let is_truncated = |[flags, _]: [u8; 2]| flags & 2 != 0;
         assert!(!is_truncated(dns.flags_of("one")));
