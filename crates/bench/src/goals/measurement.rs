@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 43] = [
+const CASES: [&str; 46] = [
     "any",
     "barrier",
     "barrier-sim",
@@ -292,9 +292,12 @@ const CASES: [&str; 43] = [
     "quiet",
     "rate",
     "reaction",
+    "relay-datagrams",
+    "relay-echo",
     "relay-framed-latency",
     "relay-framed-stream",
     "relay-stream",
+    "relay-tls",
     "requests",
     "ring",
     "segments",
