@@ -13,7 +13,7 @@ use vigie_via::vi::Provider as Nic;
 use crate::error::Failure;
 use crate::host::INTERFACE;
 use crate::messages::RankContext;
-use crate::messages::message_layer::{DISCRIMINATOR, connect};
+use crate::messages::message_layer::{DISCRIMINATOR, connect, engine};
 use crate::messages::virtual_interface::leave_address;
 
 /// What carries the messages.
@@ -61,7 +61,7 @@ async fn over<P: Nic + Send + 'static>(
     nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
     leave_address(context, &nic.address())?;
     let others = (0..context.ranks).filter(|rank| *rank != context.rank).collect();
-    let endpoint: Endpoint<P> = connect(context, nic, others).await?;
+    let endpoint: Endpoint<P> = connect(context, engine(context, nic)?, others).await?;
     let barrier = builder.over(&endpoint.communicator()).map_err(Failure::runtime)?;
     Ok((barrier, Box::new(endpoint)))
 }

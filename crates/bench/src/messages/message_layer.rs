@@ -80,13 +80,17 @@ impl<P: Provider + Send + 'static> Messages<P> {
         let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
         let runtime = runtime.map_err(Failure::runtime)?;
         nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
-        leave_address(context, &nic.address())?;
+        let address = nic.address();
+        let mut engine = engine(context, nic)?;
+        // Before others know where this rank is: one that has met those beside it may call at once.
+        engine.connect_on_demand(ON_DEMAND).map_err(Failure::runtime)?;
+        leave_address(context, &address)?;
         let mut beside = vec![context.next()];
         if context.before() != context.next() {
             beside.push(context.before());
         }
-        let endpoint = runtime.block_on(connect(context, nic, beside.clone()))?;
-        introduce(context, &endpoint, &beside)?;
+        introduce(context, &mut engine, &beside)?;
+        let endpoint = runtime.block_on(connect(context, engine, beside))?;
         let all = endpoint.communicator();
         let (next, before) = (context.next(), context.before());
         let rank = RankState {
@@ -103,17 +107,24 @@ impl<P: Provider + Send + 'static> Messages<P> {
     }
 }
 
-/// Tells where all ranks are that it is not connected with yet.
+/// Makes the engine of a rank.
+pub(crate) fn engine<P: Provider>(
+    context: &RankContext,
+    nic: P,
+) -> Result<MessageEngine<P>, Failure> {
+    MessageEngine::new(nic, context.rank, context.ranks, EngineConfig::default())
+        .map_err(Failure::runtime)
+}
+
+/// Tells where all ranks are but those beside it.
 fn introduce<P: Provider>(
     context: &RankContext,
-    endpoint: &Endpoint<P>,
-    connected: &[u32],
+    engine: &mut MessageEngine<P>,
+    beside: &[u32],
 ) -> Result<(), Failure> {
-    endpoint.with(|engine| engine.connect_on_demand(ON_DEMAND)).map_err(Failure::runtime)?;
     let others = (0..context.ranks).filter(|rank| *rank != context.rank);
-    for rank in others.filter(|rank| !connected.contains(rank)) {
-        let address = address_of(context, rank)?;
-        endpoint.with(|engine| engine.introduce(rank, address)).map_err(Failure::runtime)?;
+    for rank in others.filter(|rank| !beside.contains(rank)) {
+        engine.introduce(rank, address_of(context, rank)?).map_err(Failure::runtime)?;
     }
     Ok(())
 }
@@ -122,12 +133,10 @@ fn introduce<P: Provider>(
 /// known.
 pub(crate) async fn connect<P: Provider + Send + 'static>(
     context: &RankContext,
-    nic: P,
+    engine: MessageEngine<P>,
     mut missing: Vec<u32>,
 ) -> Result<Endpoint<P>, Failure> {
     let server = Server::current().map_err(Failure::runtime)?;
-    let engine = MessageEngine::new(nic, context.rank, context.ranks, EngineConfig::default());
-    let engine = engine.map_err(Failure::runtime)?;
     let endpoint = Endpoint::new(&server, engine).map_err(Failure::runtime)?;
     let deadline = Instant::now() + MEETING;
     for &rank in missing.iter().filter(|rank| **rank > context.rank) {

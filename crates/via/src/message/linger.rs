@@ -10,7 +10,7 @@ use std::{
 };
 
 use thiserror::Error;
-use vigie_detect::{EngineEvents, Instant, WaitError};
+use vigie_detect::{EngineEvents, Instant, Server, WaitError};
 
 use super::endpoint::{EndpointEngine, EndpointInner, EndpointRequest};
 use crate::{protocol::MessageEngine, vi::Provider};
@@ -74,13 +74,14 @@ impl<P: Provider> Drop for EndpointInner<P> {
 /// Hands over what was sent without a server, as long as `until` is not over; in virtual time, which does not pass here, not at all.
 #[expect(clippy::disallowed_methods, reason = "no server is left that could wait for this")]
 pub(super) fn hand_over<P: Provider>(engine: &mut MessageEngine<P>, until: Instant) {
+    let is_virtual = Server::current().is_ok_and(|server| server.is_virtual());
     // Also after a panic of the engine: the thread that drops an endpoint gets no second one.
     let handed_over = catch_unwind(AssertUnwindSafe(|| {
         let mut pause = Duration::from_micros(20);
         loop {
             let ranks = engine.unreached();
             let now = Instant::now();
-            let may_wait = engine.descriptor().is_some() && !thread::panicking();
+            let may_wait = engine.descriptor().is_some() && !is_virtual && !thread::panicking();
             if ranks.is_empty() || now >= until || !may_wait {
                 return ranks;
             }

@@ -145,9 +145,9 @@ impl NatTableBuilder {
         self
     }
 
-    /// Sets the range of ports that are assigned to sources with a port below 1024, while there are free ones, and to no others: such
-    /// a source then keeps its range, as RFC 4787 (REQ-3a) recommends. Ports that are also among [`ports`](Self::ports) are not
-    /// assigned otherwise. Default: none, and such a source gets one of `ports`.
+    /// Sets the range of ports that are assigned to sources with a port below 1024, while there are free ones, and to others only when
+    /// all of [`ports`](Self::ports) are in use: such a source then keeps its range, as RFC 4787 (REQ-3a) recommends. Ports that are in
+    /// both ranges count as these. Default: none, and such a source gets one of `ports`.
     pub const fn low_ports(mut self, first: u16, last: u16) -> Self {
         self.limits.low_ports = Some((first, last));
         self

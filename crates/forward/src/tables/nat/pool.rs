@@ -57,7 +57,7 @@ impl HostShare {
 pub(super) struct PortPool {
     /// Free ports, even and odd ones, in the order of assignment.
     free: [VecDeque<u16>; 2],
-    /// The same, for sources with ports below 1024 alone (RFC 4787, REQ-3a).
+    /// The same, first for sources with ports below 1024 (RFC 4787, REQ-3a).
     low: [VecDeque<u16>; 2],
     low_ports: Option<(u16, u16)>,
     pub(super) hosts: BTreeMap<IpAddr, HostShare>,
@@ -77,11 +77,12 @@ impl PortPool {
         this
     }
 
-    /// Takes a port, below 1024 if `like` is and there are any (RFC 4787, REQ-3a), and of the same parity if possible (REQ-4).
+    /// Takes a port, if possible below 1024 only if `like` is (RFC 4787, REQ-3a), and of the same parity (REQ-4).
     pub(super) fn take(&mut self, like: u16) -> Option<u16> {
         let parity = usize::from(like & 1);
         let is_low = like <= LOW_MAX;
-        let lists = [&mut self.low, &mut self.free].into_iter().skip(usize::from(!is_low));
+        let mut lists = [&mut self.low, &mut self.free];
+        lists.rotate_left(usize::from(!is_low));
         lists.into_iter().find_map(|free| {
             let port = free.get_mut(parity).and_then(VecDeque::pop_front);
             port.or_else(|| free.get_mut(1 - parity)?.pop_front())
@@ -116,7 +117,7 @@ impl PortPool {
     }
 
     pub(super) fn free(&self) -> usize {
-        self.free.iter().map(VecDeque::len).sum()
+        self.low.iter().chain(&self.free).map(VecDeque::len).sum()
     }
 
     pub(super) fn host(&mut self, host: IpAddr) -> &mut HostShare {

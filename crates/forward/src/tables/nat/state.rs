@@ -166,8 +166,12 @@ pub(super) struct NatLimits {
 }
 
 impl NatLimits {
+    /// Returns the number of ports of an address, the low ones included.
     fn ports_max(&self) -> usize {
-        usize::from(self.ports.1.saturating_sub(self.ports.0)) + 1
+        let (first, last) = self.ports;
+        let low = self.low_ports.into_iter().flat_map(|(first, last)| first..=last);
+        let others = low.filter(|port| !(first..=last).contains(port)).count();
+        usize::from(last.saturating_sub(first)) + 1 + others
     }
 
     /// Returns the share that one host may have of something.

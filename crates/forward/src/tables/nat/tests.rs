@@ -383,8 +383,9 @@ fn damaged_flows_are_refused() {
     assert_eq!(restore(&saved), Ok((5, 0)));
 }
 
-/// Goal: a source with a port below 1024 gets such a port of the same parity while there are any, other sources never do, and a
-/// freed one goes back to the low ones. Method: more low sources than there are low ports, between others.
+/// Goal: a source with a port below 1024 gets such a port of the same parity while there are any, other sources do when there are no
+/// others, and a freed one goes back to the low ones. Method: more low sources than there are low ports, between others; then two tables
+/// that are small, one filled by others, the other by low sources whose flows are evicted for them.
 #[test]
 fn low_ports_keep_their_range() {
     let builder = NatTable::builder().seed(5).ports(32_768, 60_999).low_ports(600, 1023);
@@ -405,5 +406,21 @@ fn low_ports_keep_their_range() {
     let later = START + Duration::from_secs(301);
     assert!(table.expire(later) > 800);
     assert!((600..=1023).contains(&port_of(2, 998, later)));
-    assert_eq!(table.usage().ports, 0);
+    let usage = table.usage();
+    assert_eq!((usage.ports, usage.ports_max), (1, 28_232 + 424));
+
+    let small = NatTable::builder().seed(5).ports(1020, 1027).low_ports(1016, 1023);
+    for first in [5000, 500] {
+        let table = small.clone().host_percent(100).build();
+        let fill = |from: u16| {
+            (from..from + 12).map(|port| {
+                let flow = tuple(UDP, end(1, port), peer(1, 443));
+                open(&table, flow, START).unwrap().source.port
+            })
+        };
+        assert_eq!(fill(first).collect::<BTreeSet<_>>(), (1016..=1027).collect());
+        assert_eq!((table.usage().percent(), table.usage().evicted), (100, 0));
+        assert_eq!(fill(6000).collect::<BTreeSet<_>>(), (1016..=1027).collect());
+        assert_eq!((table.usage().refused, table.usage().evicted), (0, 12));
+    }
 }
