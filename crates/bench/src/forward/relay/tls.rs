@@ -29,7 +29,7 @@ pub(super) fn tls(
     connections: u32,
 ) -> Result<LoadResult, Failure> {
     let broken = |error| Failure::io("speaking TLS with the relay")(error);
-    let certificate = role.certificate.as_deref().ok_or(io::ErrorKind::NotFound.into());
+    let certificate = role.certificate.as_deref().ok_or_else(|| io::ErrorKind::NotFound.into());
     let config = certificate.and_then(trusting).map_err(broken)?;
     write_without_end(listener);
     // A relay that does not listen yet.
