@@ -126,7 +126,7 @@ fn haproxy(topology: &RelayTopology, pem: Option<&str>) -> String {
     let (relay, sink) = (topology.relay, topology.sink);
     let tls = pem.map(|pem| format!(" ssl crt {pem} ssl-min-ver TLSv1.3")).unwrap_or_default();
     format!(
-        "global\n  nbthread 1\n  maxconn 9000\n  tune.bufsize 65536\n\
+        "global\n  nbthread 1\n  maxconn 4200\n  tune.bufsize 65536\n\
          defaults\n  mode tcp\n  timeout client 60s\n  timeout server 60s\n  timeout connect 5s\n  option splice-auto\n\
          frontend relay\n  bind {relay}{tls}\n  default_backend sink\n\
          backend sink\n  server one {sink}\n"
