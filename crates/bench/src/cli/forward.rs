@@ -31,7 +31,8 @@ pub(super) struct Forward {
     /// Number of rounds, over which figures are medians (from 1). Default: 3; with --over 1.
     #[arg(long, conflicts_with = "model", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Measure only these: `raw` or `framed` with --relay; with --live, names of paths as in the results (host-xdp,
+    /// Measure only these: `raw` or `framed` with --relay, and `echo`, `datagrams` or `tls`, which are measured only if they are named (they need
+    /// `vigie-forward` beside this program, and two cores; two minutes); with --live, names of paths as in the results (host-xdp,
     /// testpmd-xdp, nic-route, …; `segments` is measured only if it is named: TCP through `vigie-forward`, which must be beside this
     /// program, and through the kernel, by iperf3, two minutes).
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with_all = ["model", "over"])]
@@ -58,11 +59,15 @@ impl Options for Forward {
         if self.relay {
             let is_asked = |name| only.is_empty() || only.iter().any(|only| only == name);
             let (raw, framed) = (is_asked("raw"), is_asked("framed"));
-            if !raw && !framed {
-                return Err(BenchError::NothingNamed { known: "raw and framed" });
+            let names = ["echo", "datagrams", "tls"];
+            let [echo, datagrams, tls] = names.map(|name| only.iter().any(|only| only == name));
+            if ![raw, framed, echo, datagrams, tls].contains(&true) {
+                let known = "raw, framed, echo, datagrams and tls";
+                return Err(BenchError::NothingNamed { known });
             }
             let mut plan = self.relays;
             (plan.raw, plan.framed, plan.rounds) = (raw, framed, rounds);
+            (plan.echo, plan.datagrams, plan.tls) = (echo, datagrams, tls);
             return Ok(Box::new(plan));
         }
         if self.live {

@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 47] = [
+const CASES: [&str; 50] = [
     "alltoall",
     "any",
     "barrier",
@@ -295,9 +295,12 @@ const CASES: [&str; 47] = [
     "quiet",
     "rate",
     "reaction",
+    "relay-datagrams",
+    "relay-echo",
     "relay-framed-latency",
     "relay-framed-stream",
     "relay-stream",
+    "relay-tls",
     "requests",
     "ring",
     "segments",

@@ -26,6 +26,17 @@ pub(crate) enum FramedKind {
 }
 
 impl RelayKind {
+    /// Whether it can end TLS.
+    pub(super) const fn speaks_tls(self) -> bool {
+        use RelayPeer::{Haproxy, Nginx};
+        matches!(self, Self::Vigie | Self::Peer(Haproxy | Nginx))
+    }
+
+    /// Whether it can relay datagrams.
+    pub(super) const fn relays_datagrams(self) -> bool {
+        matches!(self, Self::Direct | Self::Vigie | Self::Peer(RelayPeer::Nginx))
+    }
+
     pub(super) const fn subject(self) -> Subject {
         let (name, label) = match self {
             Self::Direct => ("direct", "no relay"),
@@ -44,8 +55,31 @@ impl RelayKind {
 /// The measurement of one relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RelayMeasure {
-    Stream { connections: u32 },
-    Latency { connections: u32 },
+    Stream {
+        connections: u32,
+    },
+    Latency {
+        connections: u32,
+    },
     FramedStream,
     FramedLatency,
+    /// A message in flight on each connection.
+    Echo {
+        connections: u32,
+    },
+    /// Datagrams of so many clients, one way.
+    Datagrams {
+        clients: u32,
+    },
+    /// A stream from the sink to the source, which the relay encrypts, then handshakes of the source.
+    Tls {
+        connections: u32,
+    },
+}
+
+impl RelayMeasure {
+    /// Whether the relay has a core of its own, and is the program that users run if it is vigie's.
+    pub(super) const fn is_apart(self) -> bool {
+        matches!(self, Self::Echo { .. } | Self::Tls { .. } | Self::Datagrams { .. })
+    }
 }

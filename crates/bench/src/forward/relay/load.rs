@@ -1,67 +1,34 @@
 //! Source and sink, in one process.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
+use super::datagrams;
+use super::echo;
 use super::kind::RelayMeasure;
+use super::role::{CONNECT_PATIENCE, LoadResult, LoadRole, PING_BYTES, WARM_UP, connect};
+use super::tls;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
 use crate::host::{enter, pin};
-use crate::process::{Role, print_result};
+use crate::process::print_result;
 
 /// Bytes that a source writes and a sink reads at once.
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// A message whose time is taken.
-const PING_BYTES: usize = 64;
-
 /// The body of a framed message.
 const MESSAGE_BYTES: usize = 1 << 20;
-
-/// How long a relay may take to listen.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
-
-/// The warm-up before anything is counted.
-const WARM_UP: Duration = Duration::from_millis(200);
 
 /// Framed messages that pass before any is timed: the planner learns from them.
 const WARM_UP_MESSAGES: u32 = 12;
 
 /// Framed messages that are timed, at 1 Gb/s.
 const TIMED_MESSAGES: u32 = 30;
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct LoadRole {
-    pub(crate) measure: RelayMeasure,
-    pub(crate) sink: SocketAddr,
-    pub(crate) target: SocketAddr,
-    pub(crate) core: Option<usize>,
-    /// Of the source and of the sink.
-    pub(crate) namespaces: Option<[PathBuf; 2]>,
-    pub(crate) budget: Duration,
-    pub(crate) samples: u32,
-}
-
-/// What source and sink have measured.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum LoadResult {
-    /// How much was carried.
-    Carried { gb_per_s: f64 },
-    /// How long each message took.
-    Times { nanoseconds: Vec<u64> },
-}
-
-impl Role for LoadRole {
-    const NAME: &'static str = "relay load";
-}
 
 /// Becomes the load.
 pub(crate) fn load(role: &LoadRole) -> Result<(), Failure> {
@@ -80,6 +47,18 @@ pub(crate) fn load(role: &LoadRole) -> Result<(), Failure> {
         }
         RelayMeasure::Latency { connections } => latency(role, listener, connections),
         RelayMeasure::FramedLatency => framed_latency(role, listener),
+        RelayMeasure::Echo { connections } => {
+            print_result(&echo::echo(role, &listener, connections)?);
+            Ok(())
+        }
+        RelayMeasure::Datagrams { clients } => {
+            print_result(&datagrams::datagrams(role, clients)?);
+            Ok(())
+        }
+        RelayMeasure::Tls { connections } => {
+            print_result(&tls::tls(role, listener, connections)?);
+            Ok(())
+        }
     }
 }
 
@@ -88,23 +67,6 @@ fn framed() -> Vec<u8> {
     let length = u32::try_from(MESSAGE_BYTES).unwrap_or(u32::MAX);
     message[..4].copy_from_slice(&length.to_be_bytes());
     message
-}
-
-/// Connects once the relay listens, and has a connection of its own for it: a relay that cannot reach the sink closes.
-fn connect(role: &LoadRole) -> Result<TcpStream, Failure> {
-    let until = now() + CONNECT_PATIENCE;
-    loop {
-        match TcpStream::connect(role.target) {
-            Ok(stream) => {
-                stream.set_nodelay(true).map_err(Failure::io("setting up the source"))?;
-                return Ok(stream);
-            }
-            Err(error) if now() > until => {
-                return Err(Failure::io("connecting to the relay")(error));
-            }
-            Err(_) => sleep(Duration::from_millis(5)),
-        }
-    }
 }
 
 fn stream(

@@ -5,25 +5,45 @@
 //! sink reads within the budget are counted. Latency: one message of 64 bytes in flight, echoed by the sink, over
 //! one connection or sixteen in turn. Framed relays: messages of 1 MiB, as a stream over loopback, and one at a time
 //! over two links of 1 Gb/s between network namespaces (a token bucket, `tc tbf`, on veth pairs), with both cores.
+//!
+//! Echo: `vigie-forward` as users run it, beside the others as they are packaged, each with one core of its own; source and sink have
+//! the other one. Each connection has one message of 64 bytes in flight, all at the same time. *Question*: how long is a round trip, and
+//! how many are there in a second? *Prediction*: a round trip is four system calls and two wake-ups of the relay, for every relay; with
+//! many connections one look finds many that are ready, and the rate is what a read and a write cost.
+//!
+//! Datagrams: the same, one way, with 32 of 64 bytes under way from one client or several.
+//!
+//! TLS: the same programs with one certificate (ECDSA P-256), TLS 1.3 and AES-128-GCM, whole handshakes. The sink sends what it can in
+//! plain, and the source decrypts what the relay has encrypted; so the relay may not be the slowest of the two, and its processor
+//! time stands beside the rates.
 
+mod datagrams;
+mod echo;
 mod keys;
 mod kind;
 mod links;
 mod load;
 mod peers;
+mod programs;
+mod role;
 mod serve;
 mod tables;
+mod tls;
 mod topology;
 
 use std::time::Duration;
 
 use clap::Args;
 
-use self::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
+use self::keys::{
+    CONNECTIONS, DATAGRAMS, ECHO, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, HANDSHAKE_US,
+    HANDSHAKES_PER_S, LATENCY, PER_S, RELAY_S_PER_GB, RELAY_US, STREAM, TLS, of,
+};
 use self::kind::{FramedKind, RelayKind, RelayMeasure};
-use self::load::LoadResult;
-pub(crate) use self::load::{LoadRole, load};
+pub(crate) use self::load::load;
 pub(crate) use self::peers::RelayPeer;
+use self::role::LoadResult;
+pub(crate) use self::role::LoadRole;
 pub(crate) use self::serve::{RelayRole, serve};
 use self::topology::RelayTopology;
 use crate::compute::parse_duration;
@@ -53,8 +73,8 @@ pub(crate) struct RelayMeasurement {
     /// Also measure vigie's two ways to move bytes, copy and splice, separately.
     #[arg(long)]
     engines: bool,
-    /// Numbers of connections; each is a row.
-    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,16", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Numbers of connections; each is a row. Default: 1,16; of `echo` 1,16,256,4096.
+    #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..))]
     connections: Vec<u32>,
     /// Time for each measurement.
     #[arg(long, value_name = "TIME", default_value = "700ms", value_parser = parse_duration)]
@@ -62,6 +82,15 @@ pub(crate) struct RelayMeasurement {
     /// Whether streams and latency of raw relays are measured.
     #[arg(skip)]
     pub(crate) raw: bool,
+    /// Whether round trips on many connections are measured.
+    #[arg(skip)]
+    pub(crate) echo: bool,
+    /// Whether relays of datagrams are measured.
+    #[arg(skip)]
+    pub(crate) datagrams: bool,
+    /// Whether relays that end TLS are measured.
+    #[arg(skip)]
+    pub(crate) tls: bool,
     /// Whether framed relays are measured.
     #[arg(skip)]
     pub(crate) framed: bool,
@@ -71,6 +100,10 @@ pub(crate) struct RelayMeasurement {
 }
 
 impl RelayMeasurement {
+    fn connections(&self, default: &[u32]) -> Vec<u32> {
+        if self.connections.is_empty() { default.to_vec() } else { self.connections.clone() }
+    }
+
     fn kinds(&self) -> Vec<RelayKind> {
         let mut kinds = vec![RelayKind::Direct, RelayKind::Vigie];
         if self.engines {
@@ -90,8 +123,28 @@ impl Case for RelayMeasurement {
 
     fn rows(&self) -> Vec<(Self::Setting, Row)> {
         let mut settings = Vec::new();
+        if self.echo {
+            for connections in self.connections(&[1, 16, 256, 4096]) {
+                let measure = RelayMeasure::Echo { connections };
+                settings.extend(self.kinds().into_iter().map(|kind| (kind, measure)));
+            }
+        }
+        if self.datagrams {
+            for clients in self.connections(&[1, 16]) {
+                let relays = |kind: &RelayKind| kind.relays_datagrams();
+                let kinds = self.kinds().into_iter().filter(relays);
+                settings.extend(kinds.map(|kind| (kind, RelayMeasure::Datagrams { clients })));
+            }
+        }
+        if self.tls {
+            for connections in self.connections(&[1, 16]) {
+                let speaks = |kind: &RelayKind| kind.speaks_tls();
+                let kinds = self.kinds().into_iter().filter(speaks);
+                settings.extend(kinds.map(|kind| (kind, RelayMeasure::Tls { connections })));
+            }
+        }
         if self.raw {
-            for &connections in &self.connections {
+            for connections in self.connections(&[1, 16]) {
                 for kind in self.kinds() {
                     settings.push((kind, RelayMeasure::Stream { connections }));
                     settings.push((kind, RelayMeasure::Latency { connections }));
@@ -111,6 +164,9 @@ impl Case for RelayMeasurement {
                 RelayMeasure::Latency { connections } => (LATENCY, connections),
                 RelayMeasure::FramedStream => (FRAMED_STREAM, 1),
                 RelayMeasure::FramedLatency => (FRAMED_LATENCY, 1),
+                RelayMeasure::Echo { connections } => (ECHO, connections),
+                RelayMeasure::Datagrams { clients } => (DATAGRAMS, clients),
+                RelayMeasure::Tls { connections } => (TLS, connections),
             };
             let row = Row::new(kind.subject(), case).parameter(CONNECTIONS, connections);
             ((kind, measure), row)
@@ -128,15 +184,18 @@ impl Case for RelayMeasurement {
             RelayMeasure::FramedLatency => Some(links::RelayLinks::make()?),
             _ => None,
         };
-        let topology = RelayTopology::choose(links.as_ref())
+        let topology = RelayTopology::choose(links.as_ref(), measure.is_apart())
             .map_err(BenchError::io("relay", "finding a free port"))?;
         let target = if kind == RelayKind::Direct { topology.sink } else { topology.relay };
-        let _relay = peers::start(kind, &topology)?;
+        let relay = peers::start(kind, measure, &topology)?;
         let role = LoadRole {
             measure,
             sink: topology.sink,
             target,
             core: topology.core,
+            relay_core: topology.relay_core,
+            relay: relay.process(),
+            certificate: relay.certificate(),
             namespaces: topology.ends.clone(),
             budget: self.budget,
             samples: SAMPLES,
@@ -146,6 +205,24 @@ impl Case for RelayMeasurement {
             LoadResult::Times { nanoseconds } => {
                 Repetition::default().samples(REACTION, nanoseconds.into_iter().collect())
             }
+            LoadResult::Echoed { per_s, relay_us, nanoseconds } => {
+                let samples = nanoseconds.into_iter().collect();
+                let turn = Repetition::default().samples(REACTION, samples).figure(PER_S, per_s);
+                match relay_us {
+                    Some(cost) => turn.figure(RELAY_US, cost),
+                    None => turn,
+                }
+            }
+            LoadResult::Encrypted {
+                gb_per_s,
+                relay_s_per_gb,
+                handshakes_per_s,
+                relay_handshake_us,
+            } => Repetition::default()
+                .figure(GB_PER_S, gb_per_s)
+                .figure(RELAY_S_PER_GB, relay_s_per_gb)
+                .figure(HANDSHAKES_PER_S, handshakes_per_s)
+                .figure(HANDSHAKE_US, relay_handshake_us),
         })
     }
 

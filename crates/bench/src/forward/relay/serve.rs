@@ -11,7 +11,7 @@ use vigie_runtime::{Flavor, Reactivity, Runtime, spawn};
 use super::kind::{FramedKind, RelayKind};
 use super::peers::RelayPeer;
 use crate::error::Failure;
-use crate::host::{enter, pin};
+use crate::host::{enter, limits, pin};
 use crate::process::{Message, Role};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,6 +22,8 @@ pub(crate) struct RelayRole {
     pub(crate) core: Option<usize>,
     pub(crate) namespace: Option<PathBuf>,
 }
+
+const CONNECTIONS_MAX: u32 = 4096;
 
 impl Role for RelayRole {
     const NAME: &'static str = "relay";
@@ -35,6 +37,8 @@ pub(crate) fn serve(role: &RelayRole) -> Result<(), Failure> {
     if let Some(namespace) = &role.namespace {
         enter(namespace)?;
     }
+    // As many as any measurement has, with two descriptors for each.
+    limits::allow_connections(2 * CONNECTIONS_MAX)?;
     let builder = Relay::builder(role.listen).upstream(role.upstream);
     let framed = |mode| Framing::new(LengthFormat::U32Be).mode(mode);
     let builder = match role.kind {

@@ -1,6 +1,9 @@
 //! Relays in tables.
 
-use super::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
+use super::keys::{
+    CONNECTIONS, DATAGRAMS, ECHO, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, HANDSHAKE_US,
+    HANDSHAKES_PER_S, LATENCY, PER_S, RELAY_S_PER_GB, RELAY_US, STREAM, TLS, of,
+};
 use crate::report::{Row, Table, or_dash, three_digits};
 
 /// Shows what [`RelayMeasurement`](super::RelayMeasurement) gives.
@@ -8,6 +11,17 @@ pub(crate) fn tables(rows: &[Row]) -> String {
     let mut parts = Vec::new();
     if rows.iter().any(|row| row.case == STREAM) {
         parts.push(raw(rows));
+    }
+    let echoes = "Echoes of 64 bytes through relays on a core of their own, one in flight on each connection";
+    let datagrams =
+        "Datagrams of 64 bytes through relays on a core of their own, one way, 32 under way";
+    for (case, title) in [(ECHO, echoes), (DATAGRAMS, datagrams)] {
+        if rows.iter().any(|row| row.case == case) {
+            parts.push(messages(rows, case, title));
+        }
+    }
+    if rows.iter().any(|row| row.case == TLS) {
+        parts.push(tls(rows));
     }
     if rows.iter().any(|row| row.case == FRAMED_STREAM) {
         parts.push(framed(rows));
@@ -53,6 +67,49 @@ fn raw(rows: &[Row]) -> String {
                 });
             }
         }
+        table.row(cells);
+    }
+    [vec![table.to_string()], skipped].concat().join("\n")
+}
+
+fn messages(rows: &[Row], case: &str, title: &str) -> String {
+    let columns = [
+        ("p50, µs", "p50_us", 1.0),
+        ("p90, µs", "p90_us", 1.0),
+        ("p99, µs", "p99_us", 1.0),
+        ("1000/s", PER_S, 1000.0),
+        ("relay's time, µs", RELAY_US, 1.0),
+    ];
+    by_connections(rows, case, title, &columns)
+}
+
+fn tls(rows: &[Row]) -> String {
+    let title = "Relays that end TLS 1.3, on a core of their own";
+    let columns = [
+        ("GB/s", GB_PER_S, 1.0),
+        ("relay's time, s/GB", RELAY_S_PER_GB, 1.0),
+        ("handshakes/s", HANDSHAKES_PER_S, 1.0),
+        ("relay's time for one, µs", HANDSHAKE_US, 1.0),
+    ];
+    by_connections(rows, TLS, title, &columns)
+}
+
+/// A row for each number of connections and relay; a column has its heading, its key, and what it is divided by.
+fn by_connections(rows: &[Row], case: &str, title: &str, columns: &[(&str, &str, f64)]) -> String {
+    let headings = columns.iter().map(|(heading, ..)| (*heading).to_owned());
+    let headings = ["connections", "relay"].map(str::to_owned).into_iter().chain(headings);
+    let mut table = Table::new(title, headings.collect::<Vec<_>>());
+    let mut skipped = Vec::new();
+    for row in rows.iter().filter(|row| row.case == case) {
+        if let Some(failure) = &row.failure {
+            skipped.push(format!("{}: {failure}", row.system.label()));
+            continue;
+        }
+        let connections = row.number(CONNECTIONS).unwrap_or_default();
+        let cell =
+            |(_, key, unit): &(&str, &str, f64)| shown(row.figure(key).map(|one| one / unit));
+        let mut cells = vec![connections.to_string(), row.system.label().to_owned()];
+        cells.extend(columns.iter().map(cell));
         table.row(cells);
     }
     [vec![table.to_string()], skipped].concat().join("\n")

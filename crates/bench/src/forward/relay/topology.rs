@@ -11,19 +11,23 @@ use crate::host::allowed;
 pub(super) struct RelayTopology {
     pub(super) sink: SocketAddr,
     pub(super) relay: SocketAddr,
-    /// The core for all, or any.
+    /// The core of source and sink, and that of the relay, or any.
     pub(super) core: Option<usize>,
+    pub(super) relay_core: Option<usize>,
     /// The namespaces of source and sink, and that of the relay.
     pub(super) ends: Option<[PathBuf; 2]>,
     pub(super) middle: Option<PathBuf>,
 }
 
 impl RelayTopology {
-    pub(super) fn choose(links: Option<&RelayLinks>) -> std::io::Result<Self> {
+    /// Over `links`, or over loopback: all on one core, or the relay apart, if there are two.
+    pub(super) fn choose(links: Option<&RelayLinks>, is_apart: bool) -> std::io::Result<Self> {
         let Some(links) = links else {
-            let core = allowed().first().copied();
+            let cores = allowed();
+            let core = cores.first().copied();
+            let relay_core = if is_apart { cores.last().copied() } else { core };
             let (sink, relay) = (free()?, free()?);
-            return Ok(Self { sink, relay, core, ends: None, middle: None });
+            return Ok(Self { sink, relay, core, relay_core, ends: None, middle: None });
         };
         // Ports of namespaces that are our own are free.
         let [source, middle, sink] = links.paths();
@@ -31,6 +35,7 @@ impl RelayTopology {
             sink: (SINK, 7000).into(),
             relay: (RELAY, 7001).into(),
             core: None,
+            relay_core: None,
             ends: Some([source, sink]),
             middle: Some(middle),
         })
