@@ -1,10 +1,8 @@
 //! The shortest way through each thing that a runtime offers, on each flavor.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex},
+    task::Poll,
     time::Duration,
 };
 
@@ -110,26 +108,32 @@ fn blocking_closures_do_not_stop_tasks() {
     });
 }
 
-/// Goal: sleeps end in the order of their deadlines, time-outs and periods work. Method: one of each.
+/// Goal: sleeps end in the order of their deadlines and never before, time-outs and periods work. Method: a task holds three
+/// sleeps and polls the latest first, so that those which end earlier must have ended when it has, however late the task is
+/// polled.
 #[test]
 fn time_passes() {
     each_flavor(|runtime| {
         runtime.block_on(async {
-            let order = Arc::new(AtomicUsize::new(0));
-            let sleepers: Vec<_> = [3u64, 1, 2]
-                .into_iter()
-                .map(|n| {
-                    let order = Arc::clone(&order);
-                    spawn(async move {
-                        time::sleep(Duration::from_millis(20 * n)).await;
-                        (n, order.fetch_add(1, Ordering::SeqCst) as u64 + 1)
-                    })
+            let start = time::Instant::now();
+            let sleepers = spawn(async move {
+                let deadlines = [3, 2, 1].map(|n| start + Duration::from_millis(20 * n));
+                let mut sleeps =
+                    deadlines.map(|deadline| Some(Box::pin(time::sleep_until(deadline))));
+                std::future::poll_fn(|context| {
+                    for (sleep, deadline) in sleeps.iter_mut().zip(deadlines) {
+                        if sleep.as_mut().is_some_and(|it| it.as_mut().poll(context).is_ready()) {
+                            assert!(time::Instant::now() >= deadline);
+                            *sleep = None;
+                        }
+                    }
+                    let ended = sleeps.each_ref().map(Option::is_none);
+                    assert!(ended.is_sorted(), "from the latest to the earliest: {ended:?}");
+                    if ended[0] { Poll::Ready(()) } else { Poll::Pending }
                 })
-                .collect();
-            for sleeper in sleepers {
-                let (n, place) = sleeper.await.expect("it wakes up");
-                assert_eq!(n, place);
-            }
+                .await;
+            });
+            sleepers.await.expect("they end in order");
             let late = time::timeout(Duration::from_millis(1), std::future::pending::<()>()).await;
             assert_eq!(
                 late,
