@@ -2,11 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
 };
 
 use tracing::{
-    Event, Metadata, Subscriber,
+    Dispatch, Event, Metadata, Subscriber,
     field::{Field, Visit},
     span,
 };
@@ -21,6 +21,15 @@ pub(crate) struct Log {
 
 impl Log {
     pub(crate) fn new(is_wanted: fn(&Metadata<'_>) -> bool) -> Self {
+        // While there is one dispatcher alone, `tracing` asks the thread that comes to an event first whether it is wanted, for
+        // all threads: another test's thread, which has no subscriber, would say no.
+        static SECOND: LazyLock<Dispatch> =
+            LazyLock::new(|| Dispatch::new(Log::keeping(|_| false)));
+        LazyLock::force(&SECOND);
+        Self::keeping(is_wanted)
+    }
+
+    fn keeping(is_wanted: fn(&Metadata<'_>) -> bool) -> Self {
         Self { is_wanted, texts: Arc::default() }
     }
 

@@ -51,3 +51,16 @@ fn the_cause_of_an_end_is_told() {
         assert!(errors[0].contains(part), "{part}: {}", errors[0]);
     }
 }
+
+/// Goal: a test's log has what the test's thread does, whichever thread comes to an event first. Method: a thread without a
+/// subscriber comes first.
+#[test]
+fn logs_are_complete() {
+    let log = Log::new(|_| true);
+    tracing::subscriber::with_default(log.clone(), || {
+        let event = || tracing::info!(what = "both threads come here");
+        std::thread::scope(|threads| threads.spawn(event).join()).expect("it ends");
+        event();
+    });
+    assert_eq!(log.with("both threads").len(), 1);
+}
