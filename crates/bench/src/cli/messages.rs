@@ -64,6 +64,15 @@ pub(super) struct PingPong {
         value_parser = clap::value_parser!(u32).range(2..=i64::from(RANKS_MAX))
     )]
     ranks: Vec<u32>,
+    /// Other processes that compute beside the ranks, at ordinary priority and on any core, 0 to 16. They are there for all
+    /// systems.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "0",
+        value_parser = clap::value_parser!(u32).range(0..=16)
+    )]
+    beside: u32,
     #[command(flatten)]
     turns: Turns,
     /// Draw latency by size to this file, and the ring case to a second one beside it, as SVG.
@@ -105,6 +114,7 @@ impl PingPong {
         }
         plan.budget = self.turns.budget;
         plan.rounds = self.turns.rounds;
+        plan.beside = self.beside;
         plan.plot = self.plot;
         plan
     }

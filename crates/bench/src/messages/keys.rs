@@ -17,6 +17,12 @@ pub(crate) const MESSAGE_US: &str = "message_us";
 /// Figure: the same, 99th percentile. A sample is the mean of the operations that fill 50 µs.
 pub(crate) const MESSAGE_P99_US: &str = "message_p99_us";
 
+/// Figure: the mean of the samples of which [`MESSAGE_US`] is the median.
+pub(crate) const MESSAGE_MEAN_US: &str = "message_mean_us";
+
+/// Parameter of a row: other processes that compute meanwhile.
+pub(crate) const BESIDE: &str = "beside";
+
 /// Figure: processor time of all ranks per message.
 pub(crate) const CPU_PER_MESSAGE_US: &str = "cpu_per_message_us";
 

@@ -6,11 +6,12 @@ use std::time::Duration;
 use serde_json::json;
 
 pub(crate) use super::keys::{
-    BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_P99_US, MESSAGE_US,
-    PAPER_SIZES, RANKS, WINDOW,
+    BESIDE, BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_MEAN_US,
+    MESSAGE_P99_US, MESSAGE_US, PAPER_SIZES, RANKS, WINDOW,
 };
 use super::{Carrier, Measure, MeasureResult, Prepared, Run};
 use super::{plot, tables};
+use crate::background::BackgroundLoad;
 use crate::error::BenchError;
 use crate::report::chart;
 use crate::report::{Outcome, Plan, Progress, Row, Subject};
@@ -49,6 +50,8 @@ pub(crate) struct PingPongPlan {
     pub(crate) budget: Duration,
     /// Turns in which the budget is spent, each with new processes.
     pub(crate) rounds: u32,
+    /// Processes that compute beside the ranks.
+    pub(crate) beside: u32,
     /// Shows the rows.
     pub(super) tables: fn(&[Row]) -> String,
     /// Where the latencies are drawn to, and the rings beside.
@@ -72,6 +75,7 @@ impl PingPongPlan {
             ranks: vec![4, 8, 16, 32],
             budget: Duration::from_millis(300),
             rounds: 3,
+            beside: 0,
             tables: tables::all,
             plot: None,
         }
@@ -122,7 +126,9 @@ impl PingPongPlan {
             for (ranks, measures) in self.jobs_of(carrier) {
                 let first = rows.len();
                 let subject = Subject::Carrier { name: carrier.name, label: carrier.label };
-                rows.extend(measures.iter().map(|&measure| row(subject, measure, ranks)));
+                rows.extend(
+                    measures.iter().map(|&measure| row(subject, measure, ranks, self.beside)),
+                );
                 let budget = self.budget / self.rounds.max(1);
                 let run = Run { measures, budget, ranks, cores: cores.clone() };
                 jobs.push(CarrierRun { carrier: index, run, rows: (first..rows.len()).collect() });
@@ -167,6 +173,7 @@ impl Plan for PingPongPlan {
             }
         }
         let mut found = vec![Vec::new(); rows.len()];
+        let _load = BackgroundLoad::start(self.beside)?;
         for _ in 0..self.rounds {
             for job in &jobs {
                 let name = self.carriers[job.carrier].name;
@@ -199,9 +206,10 @@ impl Plan for PingPongPlan {
     }
 }
 
-fn row(subject: Subject, measure: Measure, ranks: u32) -> Row {
+fn row(subject: Subject, measure: Measure, ranks: u32, beside: u32) -> Row {
     let row = Row::new(subject, measure.case()).parameter(BYTES, measure.bytes());
-    row.parameter(WINDOW, measure.window()).parameter(RANKS, ranks)
+    let row = row.parameter(WINDOW, measure.window()).parameter(RANKS, ranks);
+    if beside == 0 { row } else { row.parameter(BESIDE, beside) }
 }
 
 /// Takes one turn of a job.
@@ -246,6 +254,7 @@ fn sum_up(row: &mut Row, found: &[(MeasureResult, u32)]) {
             found.iter().filter_map(|(measure_result, _)| measure_result.operations_behind).sum();
         put("samples", json!(if behind > 0 { behind } else { summary.count as u64 }));
         put(MESSAGE_US, json!(summary.p50 as f64 / 1e6));
+        put(MESSAGE_MEAN_US, json!(summary.mean / 1e6));
         if let Some(p99) = summary.p99 {
             put(MESSAGE_P99_US, json!(p99 as f64 / 1e6));
         }
@@ -308,7 +317,7 @@ mod tests {
             cpu_follower_ns: 500,
         };
         let subject = Subject::Carrier { name: "ring", label: "ring" };
-        let mut row = row(subject, Measure::Latency { bytes: 8 }, 2);
+        let mut row = row(subject, Measure::Latency { bytes: 8 }, 2, 0);
         sum_up(&mut row, &[(measure_result(10, 1_000), 2), (measure_result(20, 2_000), 2)]);
         assert_eq!(row.figure(MESSAGE_US), Some(0.05));
         assert_eq!(row.figure(CPU_CORES), Some(1.5));

@@ -1,8 +1,8 @@
 //! The results as tables.
 
 use super::keys::{
-    BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_P99_US, MESSAGE_US,
-    PAPER_SIZES, RANKS,
+    BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_MEAN_US, MESSAGE_P99_US,
+    MESSAGE_US, PAPER_SIZES, RANKS,
 };
 use crate::report::{Row, Subject, Table, failure_word, failures, or_dash, three_digits, time};
 
@@ -175,7 +175,7 @@ fn waiting(rows: &[Row]) -> Option<Table> {
     if subjects.is_empty() {
         return None;
     }
-    let headings = ["system", "p50", "p99", "CPU per message", "CPU while nothing comes"];
+    let headings = ["system", "p50", "mean", "p99", "CPU per message", "CPU while nothing comes"];
     let title = "A message every 2 ms to a peer that may sleep, one way";
     let mut table = Table::new(title, headings.map(str::to_owned));
     let bytes = values(rows, "waiting", BYTES).first().copied().unwrap_or_default();
@@ -185,6 +185,7 @@ fn waiting(rows: &[Row]) -> Option<Table> {
         table.row([
             subject.label().to_owned(),
             cell(row, |row| microseconds(row, MESSAGE_US)),
+            cell(row, |row| microseconds(row, MESSAGE_MEAN_US)),
             cell(row, |row| microseconds(row, MESSAGE_P99_US)),
             cell(row, |row| microseconds(row, CPU_PER_MESSAGE_US)),
             cell(quiet, |row| {
