@@ -146,3 +146,53 @@ fn a_full_disk_is_told() {
         assert_eq!(std::fs::read(format!("{seen}/state")).expect("it stays"), b"old\n");
     });
 }
+
+/// Goal: one state file has one flow at a time, of this process or another; the one that is refused says which file and whose; and
+/// a killed holder frees it. Method: two translators between other interfaces, while the first one runs, after it was killed, and one
+/// file with both.
+#[test]
+fn a_state_file_has_one_flow() {
+    with_network("translations::a_state_file_has_one_flow", |network| {
+        let folder = Folder::new();
+        network.router.run("ip link add rc type veth peer name rd");
+        let state = folder.path("state");
+        let state = state.to_str().expect("text");
+        let other = ["nat", "--inside", "rc", "--outside", "rd", "--address", "10.4.0.9"];
+        let other = [&other[..], &["--from", "10.3.0.0/24", "--state", state]].concat();
+        let refused = |other: &[&str], words: &str| {
+            let ended = network.router.forwarder(&Folder::new(), other).wait();
+            assert_eq!(ended.code(), 2, "{}", ended.said);
+            let expected = format!("{state} keeps the translations of another flow{words}");
+            assert!(ended.said.contains(&expected), "{}", ended.said);
+        };
+        let first = keeping(network, &folder);
+        let call_once = || call(&network.caller(), SERVER, network.echo());
+        call_once();
+        // `nsenter` has become the forwarder.
+        refused(&other, &format!(" (process {})", first.id()));
+        call_once();
+        first.signal(Signal::KILL);
+        let _ = first.wait();
+        let second = network.router.forwarder(&folder, &other).ready();
+        assert_eq!(second.end().code(), 0);
+
+        // By another path, so that only the lock shows it.
+        let same = folder.path("same");
+        std::os::unix::fs::symlink(&folder.0, &same).expect("it is ours");
+        let flows = format!(
+            "[[nat]]\nname = 'one'\ninside = ['ra']\noutside = 'rb'\naddress = '10.2.0.9'\nstate = '{state}'\n\
+             [[nat]]\nname = 'two'\ninside = ['rc']\noutside = 'rd'\naddress = '10.4.0.9'\nfrom = ['10.3.0.0/24']\n\
+             state = '{}/state'\n",
+            same.display()
+        );
+        let file = folder.write("config.toml", &flows);
+        let file = ["run", "--config", file.to_str().expect("text")];
+        let ended = network.router.forwarder(&Folder::new(), &file).wait();
+        assert_eq!(ended.code(), 2, "{}", ended.said);
+        let expected = format!(
+            "{}/state keeps the translations of another flow of this process",
+            same.display()
+        );
+        assert!(ended.said.contains(&expected), "{}", ended.said);
+    });
+}

@@ -89,7 +89,11 @@ impl InstanceError {
 
     pub(crate) const fn code(&self) -> u8 {
         match self {
-            Self::Flow { source: FlowError::InvalidSetting(_), .. } | Self::Stats(_) => CODE_USAGE,
+            Self::Flow {
+                source: FlowError::InvalidSetting(_) | FlowError::StateInUse { .. },
+                ..
+            }
+            | Self::Stats(_) => CODE_USAGE,
             Self::Flow { source: FlowError::Rights(_), .. } => CODE_RIGHTS,
             _ => CODE_FAILED,
         }

@@ -96,6 +96,7 @@ struct UniqueResources<'a> {
     names: BTreeMap<&'a str, ()>,
     interfaces: BTreeMap<&'a str, &'a str>,
     listeners: BTreeMap<&'a EndpointUri, &'a str>,
+    states: BTreeMap<&'a Path, &'a str>,
     /// The kernel's routing table that is followed, and the flow that follows it.
     table: Option<(u32, &'a str)>,
 }
@@ -137,6 +138,16 @@ impl<'a> UniqueResources<'a> {
             }
             (Some(own), None) => self.table = Some((own, &flow.name)),
             _ => {}
+        }
+
+        if let FlowKind::Nat(Nat { state: Some(state), .. }) = &flow.kind
+            && let Some(other) = self.states.insert(state, &flow.name)
+        {
+            return Err(format!(
+                "flow `{other}` keeps its translations in {}, too, and each would replace those of the other: give `state` \
+                 another file",
+                state.display()
+            ));
         }
 
         let FlowKind::Relay(relay) = &flow.kind else { return Ok(()) };

@@ -459,6 +459,13 @@ mod tests {
                 &["overlaps", "relay-1"],
             ),
             (l3.replace(", 'b'", ""), &["line 1", "two interfaces"]),
+            (
+                format!(
+                    "{nat}state = '/s'\n{}state = '/./s'\n",
+                    nat.replace("'a'", "'c'").replace("'b'", "'d'")
+                ),
+                &["line 6", "flow `nat-1`", "/./s", "`state`"],
+            ),
             (l3.replace("'b'", "'lo'"), &["line 1", "`lo`", "loopback"]),
         ] {
             assert_refused(&text, words);

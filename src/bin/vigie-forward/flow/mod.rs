@@ -13,7 +13,9 @@ mod tls;
 use std::{
     future::{self, Future},
     io,
+    path::PathBuf,
     pin::Pin,
+    process,
     rc::Rc,
 };
 
@@ -45,6 +47,22 @@ pub(crate) enum FlowError {
     InvalidSetting(String),
     #[error("{0}")]
     Rights(String),
+    #[error(
+        "{} keeps the translations of another flow{}, and each of the two would replace those of the other: give `state` \
+         another file",
+        path.display(),
+        of_process(*holder)
+    )]
+    StateInUse { path: PathBuf, holder: Option<u32> },
+}
+
+/// Names the process of another flow, if it is known.
+fn of_process(holder: Option<u32>) -> String {
+    match holder {
+        Some(pid) if pid == process::id() => " of this process".to_owned(),
+        Some(pid) => format!(" (process {pid})"),
+        None => String::new(),
+    }
 }
 
 /// The arguments for starting a flow.

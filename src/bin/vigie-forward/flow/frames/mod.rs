@@ -14,6 +14,7 @@
 mod checks;
 mod forwarding;
 mod fullness;
+mod locked_file;
 mod program;
 mod questions;
 mod running;
@@ -116,7 +117,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     let questions = Arc::new(Questions::new());
     let taker = FlowTaker::default();
     let work = forwarding_of(&flow.kind, &flow_interfaces)?;
-    let state_file = state_file(&flow.name, &work);
+    let state_file = state_file(&flow.name, &work)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {
         builder = builder.boxed(stage);
@@ -171,9 +172,9 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
 }
 
 /// Takes over the translations of before, if there is a file for them.
-fn state_file(flow: &str, work: &Forwarding) -> Option<StateFile> {
-    let Forwarding::Translate { table, nat, .. } = work else { return None };
-    let path = nat.state.as_ref()?;
+fn state_file(flow: &str, work: &Forwarding) -> Result<Option<StateFile>, FlowError> {
+    let Forwarding::Translate { table, nat, .. } = work else { return Ok(None) };
+    let Some(path) = &nat.state else { return Ok(None) };
     let address = IpAddr::from(nat.address);
     let keeps = |flow: &NatFlow| {
         let (to, becomes) = (flow.original.destination, flow.translated.destination);
@@ -183,7 +184,7 @@ fn state_file(flow: &str, work: &Forwarding) -> Option<StateFile> {
                 (to, becomes) == (NatEndpoint::new(address, one.port), to_it)
             })
     };
-    Some(StateFile::restore(flow, path, table, keeps))
+    StateFile::restore(flow, path, table, keeps).map(Some)
 }
 
 /// Attaches the program, if wanted and possible, and logs the alternative used instead.

@@ -273,8 +273,8 @@ impl Running for FramesFlow {
         // Counts that arrive while this runs are not shown.
         let last = self.report();
         // Now, since a flow with other settings may begin with it at once.
-        if let (Some(state_file), Some(nat)) = (&self.state_file, &self.nat) {
-            state_file.write_now(nat);
+        if let (Some(state_file), Some(nat)) = (self.state_file.take(), &self.nat) {
+            state_file.end(nat);
         }
         let ended = Box::pin(async move {
             // First the program: its packets are then still forwarded by the host.

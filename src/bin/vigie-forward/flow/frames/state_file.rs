@@ -1,14 +1,13 @@
 //! The file in which a flow keeps its translations for the next start.
 //!
-//! It is written beside its old version and renamed, so that it is always a whole one, however the process ends.
+//! It is written beside its old version and renamed, so that it is always a whole one, however the process ends. It is locked, since of
+//! two flows with one file each would replace the translations of the other.
 
 use std::{
     cell::Cell,
-    fs::{self, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     rc::Rc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -19,7 +18,8 @@ use vigie::{
     spawn_blocking, spawn_local,
 };
 
-use crate::journal::log;
+use super::locked_file::{LockedFile, LockedFileError};
+use crate::{flow::FlowError, journal::log};
 
 /// How often it is written.
 const EVERY: Duration = Duration::from_secs(10);
@@ -34,32 +34,49 @@ pub(super) struct StateFile {
     has_failed: Rc<Cell<bool>>,
     /// True while it is being written.
     is_busy: Rc<Cell<bool>>,
+    file: SharedFile,
+}
+
+/// The file, for the thread that writes it; `None` once it has been written for the last time.
+#[derive(Clone, Debug)]
+struct SharedFile(Arc<Mutex<Option<LockedFile>>>);
+
+impl SharedFile {
+    /// A panic leaves the file as it was, or replaced.
+    fn lock(&self) -> MutexGuard<'_, Option<LockedFile>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl StateFile {
     /// Takes over the translations of the file, if there is one. What is wrong with it is said, and the table then begins empty.
+    ///
+    /// # Errors
+    /// Another flow has the file.
     pub(super) fn restore(
         flow: &str,
         path: &Path,
         table: &NatTable,
         keeps: impl Fn(&NatFlow) -> bool,
-    ) -> Self {
-        let bytes = match fs::read(path) {
-            Ok(bytes) => Some(bytes),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                log(format!(
-                    "flow `{flow}`: no translations of before: {}: {error}",
-                    path.display()
-                ));
-                None
+    ) -> Result<Self, FlowError> {
+        let nothing = |error: &dyn std::fmt::Display| {
+            log(format!("flow `{flow}`: no translations of before: {}: {error}", path.display()));
+        };
+        let file = match LockedFile::open(path) {
+            Ok(file) => file,
+            Err(LockedFileError::InUse { holder }) => {
+                return Err(FlowError::StateInUse { path: path.to_owned(), holder });
+            }
+            Err(LockedFileError::Io(error)) => {
+                nothing(&error);
+                LockedFile::later(path)
             }
         };
-        if let Some(bytes) = bytes {
-            // A clock that was set back makes them younger, which only lets them live longer.
-            let written = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-            let age = written.and_then(|written| written.elapsed().ok()).unwrap_or_default();
-            match table.restore(&bytes, age, keeps, monotonic_now()) {
+        let now = monotonic_now();
+        match file.read() {
+            // There was none.
+            Ok(bytes) if bytes.is_empty() => {}
+            Ok(bytes) => match table.restore(&bytes, file.age(), keeps, now) {
                 Ok((restored, 0)) => {
                     log(format!("flow `{flow}`: goes on with {restored} translations of before"));
                 }
@@ -71,15 +88,17 @@ impl StateFile {
                     "flow `{flow}`: no translations of before, since of {} {error}",
                     path.display()
                 )),
-            }
+            },
+            Err(error) => nothing(&error),
         }
-        Self {
+        Ok(Self {
             flow: flow.to_owned(),
             path: path.to_owned(),
-            next_at: monotonic_now() + EVERY,
+            next_at: now + EVERY,
             has_failed: Rc::default(),
             is_busy: Rc::default(),
-        }
+            file: SharedFile(Arc::new(Mutex::new(Some(file)))),
+        })
     }
 
     /// Writes the file if it is due, on another thread.
@@ -91,10 +110,13 @@ impl StateFile {
         self.is_busy.set(true);
         let (is_busy, has_failed) = (Rc::clone(&self.is_busy), Rc::clone(&self.has_failed));
         let (flow, path, table) = (self.flow.clone(), self.path.clone(), table.clone());
+        let file = self.file.clone();
         spawn_local(async move {
-            let to = path.clone();
-            let written = spawn_blocking(move || write(&to, &table.save(now))).await;
-            if let Ok(written) = written {
+            let write = move || match &mut *file.lock() {
+                Some(file) => file.replace(&table.save(now)),
+                None => Ok(()),
+            };
+            if let Ok(written) = spawn_blocking(write).await {
                 tell(&flow, &path, &has_failed, written);
             }
             is_busy.set(false);
@@ -102,35 +124,17 @@ impl StateFile {
         .detach();
     }
 
-    /// Writes the file now: it may be read as soon as this returns.
-    pub(super) fn write_now(&self, table: &NatTable) {
-        let written = write(&self.path, &table.save(monotonic_now()));
-        tell(&self.flow, &self.path, &self.has_failed, written);
+    /// Writes the file for the last time, and frees it: another flow may have it as soon as this returns.
+    pub(super) fn end(self, table: &NatTable) {
+        if let Some(mut file) = self.file.lock().take() {
+            let written = file.replace(&table.save(monotonic_now()));
+            tell(&self.flow, &self.path, &self.has_failed, written);
+        }
     }
-}
-
-/// Writes a new file, and puts it in the place of the old one.
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    let new = PathBuf::from(name);
-    let write = || {
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&new, path)
-    };
-    let written = write();
-    if written.is_err() {
-        // What was written of it takes room on a full disk.
-        let _ = fs::remove_file(&new);
-    }
-    written
 }
 
 /// Says when the file can no longer be written, and when it can again.
-fn tell(flow: &str, path: &Path, has_failed: &Cell<bool>, written: io::Result<()>) {
+fn tell(flow: &str, path: &Path, has_failed: &Cell<bool>, written: Result<(), LockedFileError>) {
     match written {
         Err(error) if !has_failed.replace(true) => log(format!(
             "flow `{flow}`: its translations are not kept: {}: {error}; it tries again every {} s",
