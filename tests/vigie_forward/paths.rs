@@ -394,6 +394,39 @@ fn a_program_translates() {
     });
 }
 
+/// Sends 200 numbered datagrams, some 10 µs apart, from one processor, by a new socket of the client to an address of the server. Returns
+/// whether one came after a later one.
+fn comes_late(network: &Network, server: &UdpSocket, to: &str, flow: u32) -> bool {
+    let to = (to, server.local_addr().expect("bound").port());
+    server.set_read_timeout(Some(Duration::from_millis(200))).expect("a socket");
+    let socket = network.caller();
+    network.client.inside(|| {
+        let processor = sched_getaffinity(None).expect("a mask");
+        let first = (0..CpuSet::MAX_CPU).find(|number| processor.is_set(*number));
+        let mut one = CpuSet::new();
+        one.set(first.expect("a processor"));
+        sched_setaffinity(None, &one).expect("it is allowed");
+        for number in 0..200_u32 {
+            let message = [flow.to_le_bytes(), number.to_le_bytes()].concat();
+            // Those for which there is no room are lost.
+            let _ = socket.send_to(&message, to);
+            (0..300).for_each(|_| std::hint::spin_loop());
+        }
+    });
+    let (mut highest, mut message, mut is_late) = (None, [0; 8], false);
+    while server.recv(&mut message).is_ok() {
+        let [of, number] = *message.as_chunks::<4>().0 else { unreachable!("8 bytes") };
+        // One of an earlier flow, on a machine that is busy elsewhere.
+        if u32::from_le_bytes(of) == flow {
+            let number = Some(u32::from_le_bytes(number));
+            is_late |= highest > number;
+            highest = highest.max(number);
+        }
+    }
+    assert!(highest.is_some(), "nothing of flow {flow} has arrived");
+    is_late
+}
+
 /// Goal: a flow of datagrams that begins at full rate keeps its order while the program takes it over from the host, as
 /// through the kernel. Method: 20 sockets send 200 numbered datagrams each, some 10 µs apart, from one processor; no number
 /// comes after a higher one, and what comes later goes by the program. The program waits for 10 ms, in which a host that other programs keep from
@@ -411,36 +444,7 @@ fn a_flow_that_begins_keeps_its_order() {
         let (port, caller) = (network.echo(), network.caller());
         call(&caller, SERVER, port);
         let server = network.server.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
-        let to = (SERVER, server.local_addr().expect("bound").port());
-        server.set_read_timeout(Some(Duration::from_millis(200))).expect("a socket");
-        let is_late = |flow: u32| {
-            let socket = network.caller();
-            network.client.inside(|| {
-                let processor = sched_getaffinity(None).expect("a mask");
-                let first = (0..CpuSet::MAX_CPU).find(|number| processor.is_set(*number));
-                let mut one = CpuSet::new();
-                one.set(first.expect("a processor"));
-                sched_setaffinity(None, &one).expect("it is allowed");
-                for number in 0..200_u32 {
-                    let message = [flow.to_le_bytes(), number.to_le_bytes()].concat();
-                    // Those for which there is no room are lost.
-                    let _ = socket.send_to(&message, to);
-                    (0..300).for_each(|_| std::hint::spin_loop());
-                }
-            });
-            let (mut highest, mut message, mut is_late) = (None, [0; 8], false);
-            while server.recv(&mut message).is_ok() {
-                let [of, number] = *message.as_chunks::<4>().0 else { unreachable!("8 bytes") };
-                // One of an earlier flow, on a machine that is busy elsewhere.
-                if u32::from_le_bytes(of) == flow {
-                    let number = Some(u32::from_le_bytes(number));
-                    is_late |= highest > number;
-                    highest = highest.max(number);
-                }
-            }
-            assert!(highest.is_some(), "nothing of flow {flow} has arrived");
-            is_late
-        };
+        let is_late = |flow: u32| comes_late(network, &server, SERVER, flow);
         let keep_order = |round: u32| !(20 * round..20 * (round + 1)).any(is_late);
         assert!((0..5).any(keep_order), "in each round, datagrams came after later ones");
         let socket = folder.path("stats");
@@ -449,6 +453,47 @@ fn a_flow_that_begins_keeps_its_order() {
             call(&caller, SERVER, port);
         }
         assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: datagrams to a neighbour that is not known yet, which come at full rate while it is found out, arrive in their order, as through the
+/// kernel: by the host, and beside a program that takes over from it. Method: as above, 20 addresses of the server that none has asked for
+/// before get 200 numbered datagrams each. Beside a program it is tried again, four times, for the same reason.
+#[test]
+fn a_flow_to_a_new_neighbour_keeps_its_order() {
+    const TEST: &str = "paths::a_flow_to_a_new_neighbour_keeps_its_order";
+    with_network(TEST, |network| {
+        let add = |address: &str| format!("ip addr add {address}/24 dev s0");
+        let ways = ["af-packet", "tcx"];
+        let server = network.server.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
+        for way in ways.iter().filter(|way| **way == "af-packet" || has_programs(TEST)) {
+            let folder = Folder::new();
+            let router = forward(network, &folder, &["l3", "ra", "rb", "--path", way]);
+            let mut next = 20;
+            let mut is_late = |flow: u32| {
+                let to = format!("10.2.0.{next}");
+                network.server.run(&add(&to));
+                let is_late = comes_late(network, &server, &to, flow);
+                network.server.run(&format!("ip addr del {to}/24 dev s0"));
+                network.router.run(&format!("ip neigh flush to {to}"));
+                next += 1;
+                is_late
+            };
+            let rounds = if *way == "tcx" { 5 } else { 1 };
+            let mut keep_order = |round: u32| !(20 * round..20 * (round + 1)).any(&mut is_late);
+            assert!((0..rounds).any(&mut keep_order), "{way}: datagrams came after later ones");
+            let socket = folder.path("stats");
+            if *way == "tcx" {
+                let (port, caller) = (network.echo(), network.caller());
+                let sent = || counter(&socket, "l3", "nic: sent_packets");
+                let before = sent();
+                while sent() < before + 10 {
+                    call(&caller, SERVER, port);
+                    thread::park_timeout(Duration::from_millis(11));
+                }
+            }
+            assert_eq!(router.end().code(), 0);
+        }
     });
 }
 

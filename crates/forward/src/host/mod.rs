@@ -272,15 +272,16 @@ impl Forwarder {
     /// there was nothing to do.
     pub fn tick(&mut self, now: Instant) -> usize {
         let mut moved = self.send_waiting();
+        // Before new ones, which wait behind them and might find no room.
+        if self.next_release.is_some() {
+            moved += self.release(now);
+        }
         // If the pipeline waits when full, nothing is taken in while something cannot be sent: new frames wait in the
         // kernel, which drops and counts those for which it has no room.
         if self.pipeline.on_full() == OnFull::Drop || moved == 0 && !self.has_waiting() {
             for at in 0..self.ports.len() {
                 moved += self.serve(at, now);
             }
-        }
-        if self.next_release.is_some() {
-            moved += self.release(now);
         }
         if now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;

@@ -10,8 +10,8 @@ use vigie_detect::Instant;
 use vigie_via::link::MacAddress;
 
 use super::layout::{
-    self, Layout, TCP_SEEN_AT, USED_AT, flow_key, flow_value, mac_value, neighbour_key,
-    place_value, port_key, route_key, route_value, version,
+    self, Layout, TCP_SEEN_AT, USED_AT, flow_key, flow_value, interface_value, neighbour_key,
+    neighbour_value, port_key, route_key, route_value, version,
 };
 use crate::{
     bpf::{BpfMap, MapError, UpdateMode},
@@ -213,7 +213,9 @@ impl<T: BpfMap> MapWriter<'_, T> {
                 Update::Snapshot(snapshot) => self.all_routes(&snapshot)?,
                 Update::Change(FibChange::Route(prefix, route)) => self.set_route(prefix, route)?,
                 Update::Change(FibChange::Neighbour(port, address, mac)) => {
-                    self.set_neighbour(port, address, mac)?;
+                    // Until now, its packets went to the host.
+                    let is_new = !self.follower.macs.contains_key(&(port, address));
+                    self.set_neighbour(port, address, mac, is_new)?;
                 }
                 Update::Change(FibChange::Interface(port, interface)) => {
                     self.set_interface(port, interface)?;
@@ -271,7 +273,7 @@ impl<T: BpfMap> MapWriter<'_, T> {
             self.set_interface(port, interface)?;
         }
         for ((port, address), mac) in changes(&self.follower.macs, macs) {
-            self.set_neighbour(port, address, mac)?;
+            self.set_neighbour(port, address, mac, false)?;
         }
         for (prefix, route) in changes(&self.follower.routes, routes) {
             self.set_route(prefix, route)?;
@@ -285,7 +287,7 @@ impl<T: BpfMap> MapWriter<'_, T> {
         interface: Option<Interface>,
     ) -> Result<(), FollowError> {
         let mtu = interface.map_or(0, |one| u32::try_from(one.mtu).unwrap_or(u32::MAX));
-        let value = place_value(interface.map(|one| one.address), mtu);
+        let value = interface_value(interface.map(|one| one.address), mtu);
         let map = ("ports", self.follower.layout.interfaces);
         self.write(map, &port_key(port), Some(&value))?;
         set(&mut self.follower.interfaces, port, interface);
@@ -297,20 +299,26 @@ impl<T: BpfMap> MapWriter<'_, T> {
         port: Port,
         address: IpAddr,
         mac: Option<MacAddress>,
+        is_handed_over: bool,
     ) -> Result<(), FollowError> {
         let map = ("neighbours", self.follower.layout.neighbours[version(address)]);
-        let value = mac.map(mac_value);
-        self.write(map, &neighbour_key(port, address), value.as_ref().map(<[u8; 8]>::as_slice))?;
+        let value = mac.map(|mac| neighbour_value(Some(mac), is_handed_over));
+        self.write(map, &neighbour_key(port, address), value.as_deref())?;
         set(&mut self.follower.macs, (port, address), mac);
         match self.follower.hops.get(&(port, address)).map(|hop| hop.index) {
-            Some(index) => self.put_hop(index, mac),
+            Some(index) => self.put_hop(index, mac, is_handed_over),
             None => Ok(()),
         }
     }
 
-    fn put_hop(&mut self, index: u32, mac: Option<MacAddress>) -> Result<(), FollowError> {
+    fn put_hop(
+        &mut self,
+        index: u32,
+        mac: Option<MacAddress>,
+        is_handed_over: bool,
+    ) -> Result<(), FollowError> {
         let map = ("routers", self.follower.layout.hops);
-        self.write(map, &index.to_ne_bytes(), Some(&place_value(mac, 0)))
+        self.write(map, &index.to_ne_bytes(), Some(&neighbour_value(mac, is_handed_over)))
     }
 
     fn set_route(&mut self, prefix: Prefix, route: Option<Route>) -> Result<(), FollowError> {
@@ -356,7 +364,7 @@ impl<T: BpfMap> MapWriter<'_, T> {
             None => return Err(FollowError::Full { table: "routers", entries_max }),
         };
         let mac = follower.macs.get(&router).copied();
-        self.put_hop(index, mac)?;
+        self.put_hop(index, mac, false)?;
         self.follower.hops.insert(router, HopEntry { index, routes: 1 });
         Ok(index)
     }

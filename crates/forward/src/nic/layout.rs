@@ -86,7 +86,14 @@ pub(super) const ADDRESS_BYTES: [u32; 2] = [4, 16];
 pub(super) const USED_AT: [i16; 2] = [16, 40];
 /// The offset of a word that is not 0 while packets of the flow may still be with the host: how many more go up at most.
 pub(super) const HANDING_OVER_AT: [i16; 2] = [12, 36];
-/// How long no packet of such a flow must have passed up before the program translates one: by then, the host has sent
+/// The same of a neighbour, on the link or among the routers.
+pub(super) const NEIGHBOUR_HANDING_OVER_AT: i16 = 8;
+/// The offset of the word that says whether the address of a router, or an interface, is there.
+pub(super) const IS_THERE_AT: i16 = 12;
+/// The offset of the time of the last packet to a neighbour that passed up, or 0.
+pub(super) const NEIGHBOUR_USED_AT: i16 = 16;
+pub(super) const NEIGHBOUR_VALUE_BYTES: u32 = 24;
+/// How long no packet of such a flow must have passed up before the program handles one: by then, the host has sent
 /// all that it had.
 pub(super) const HANDOVER_GAP_NS: i32 = 10_000_000;
 /// How many packets of such a flow go up at most. A flow without gaps would overrun the host, which loses more than an order.
@@ -110,11 +117,12 @@ impl Layout {
 
         if needs.routes {
             this.interfaces = this.add(MapSpec::array(16, ports));
-            this.hops = this.add(MapSpec::array(16, sizes.neighbours));
+            this.hops = this.add(MapSpec::array(NEIGHBOUR_VALUE_BYTES, sizes.neighbours));
             for (version, bytes) in ADDRESS_BYTES.into_iter().enumerate() {
                 let routes = MapSpec::new(MapKind::LpmTrie, 4 + bytes, 8, sizes.routes);
                 this.routes[version] = this.add(routes);
-                this.neighbours[version] = this.add(MapSpec::hash(4 + bytes, 8, sizes.neighbours));
+                let neighbours = MapSpec::hash(4 + bytes, NEIGHBOUR_VALUE_BYTES, sizes.neighbours);
+                this.neighbours[version] = this.add(neighbours);
             }
         }
 
@@ -179,17 +187,18 @@ pub(super) fn neighbour_key(port: Port, address: IpAddr) -> Vec<u8> {
     [octets(address), port_key(port).to_vec()].concat()
 }
 
-/// An Ethernet address, padded to 8 bytes.
-pub(super) fn mac_value(mac: MacAddress) -> [u8; 8] {
-    let [a, b, c, d, e, f] = mac.0;
-    [a, b, c, d, e, f, 0, 0]
+/// The Ethernet address of an interface or none, its MTU, and whether it is present.
+pub(super) fn interface_value(mac: Option<MacAddress>, mtu: u32) -> Vec<u8> {
+    let is_there = u32::from(mac.is_some());
+    let mac = mac.unwrap_or(MacAddress([0; 6]));
+    [&mac.0[..], &[0; 2], &mtu.to_ne_bytes(), &is_there.to_ne_bytes()].concat()
 }
 
-/// An Ethernet address or none, a number that belongs to it, and whether it is present.
-pub(super) fn place_value(mac: Option<MacAddress>, number: u32) -> Vec<u8> {
-    let is_there = u32::from(mac.is_some());
-    let mac = mac_value(mac.unwrap_or(MacAddress([0; 6])));
-    [&mac[..], &number.to_ne_bytes(), &is_there.to_ne_bytes()].concat()
+/// The Ethernet address of a neighbour or none, whether the host may still have packets for it, whether it is present, and room for the
+/// time of a packet.
+pub(super) fn neighbour_value(mac: Option<MacAddress>, is_handed_over: bool) -> Vec<u8> {
+    let packets = if is_handed_over { HANDOVER_PACKETS_MAX } else { 0 };
+    [interface_value(mac, packets), vec![0; 8]].concat()
 }
 
 pub(super) fn flow_key(tuple: &NatTuple) -> Vec<u8> {

@@ -12,7 +12,7 @@ use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Fragment, Packet, Port, fragmentable},
     pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
-    tables::{Fib, FibReader, NextHopError},
+    tables::{Fib, FibReader, FibSnapshot, NextHopError},
 };
 
 /// Routes IP packets by a [`Fib`]: the longest prefix of the destination gives the port and the next hop. The frame
@@ -41,7 +41,7 @@ impl RouteStage {
     }
 
     /// Lets packets wait for an unknown neighbour, up to 3 s, 100 for each neighbour and 1024 in all, instead of
-    /// dropping them at once. The caller finds out its address: see [`wanted`](Self::wanted).
+    /// dropping them at once. Once it is known, those that come meanwhile wait behind them, so that none overtakes another. The caller finds out its address: see [`wanted`](Self::wanted).
     #[must_use]
     pub fn hold_unresolved(mut self) -> Self {
         self.unresolved = Some(Unresolved::default());
@@ -73,47 +73,39 @@ impl Stage for RouteStage {
 
     #[inline]
     fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
-        let Ok(headers) = packet.headers() else { return UNREADABLE };
-        debug_assert!(headers.fragment != Fragment::Later || headers.is_ip());
-        let Some((_, destination)) = headers.addresses(packet.bytes()) else {
-            return Verdict::Drop(DropReason::NotIp);
-        };
-        let hop = match self.reader.get().next_hop(destination) {
-            Ok(hop) => hop,
-            Err(NextHopError::Route) => return Verdict::Drop(DropReason::NoRoute),
-            Err(NextHopError::Neighbour { port, next }) => {
-                let Some(unresolved) = self.unresolved.as_mut().filter(|_| packet.part().is_none())
-                else {
-                    return Verdict::Drop(DropReason::NoNeighbour);
-                };
-                if unresolved.add((port, next), packet.take(), now) {
-                    self.wanted = Some((port, next));
+        let Self { reader, unresolved, wanted, .. } = self;
+        let fib = reader.get();
+        let mut unresolved = unresolved.as_mut().filter(|_| packet.part().is_none());
+        let ahead = unresolved.as_ref().and_then(|unresolved| queue_ahead(unresolved, fib, packet));
+        let routed = ahead.map_or_else(|| route(fib, packet), Err);
+        match (routed, &mut unresolved) {
+            (Ok(verdict), _) => verdict,
+            (Err(_), None) => Verdict::Drop(DropReason::NoNeighbour),
+            (Err(neighbour), Some(unresolved)) => {
+                if unresolved.add(neighbour, packet.take(), now) {
+                    *wanted = Some(neighbour);
                 }
-                return Verdict::Hold;
+                Verdict::Hold
             }
-        };
-        let is_long = packet.longest_bytes(&headers) > hop.mtu;
-        let is_fragmentable = is_long
-            && packet.part().is_none()
-            && packet.segments().is_none()
-            && fragmentable(packet.bytes(), &headers).is_some();
-        if is_long && !is_fragmentable {
-            return Verdict::Drop(DropReason::TooLong);
         }
-        packet.set_destination_mac(hop.to);
-        packet.set_source_mac(hop.from);
-        if is_long { Verdict::Fragment(hop.port, hop.mtu) } else { Verdict::SetEgress(hop.port) }
     }
 
     fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
-        let unresolved = self.unresolved.as_mut()?;
+        let Self { reader, unresolved, wanted, .. } = self;
+        let unresolved = unresolved.as_mut()?;
         if unresolved.len() == 0 {
             return None;
         }
-        let fib = self.reader.get();
+        let fib = reader.get();
         let is_known = |(port, next)| fib.neighbour(port, next).is_some();
         if let Some(mut packet) = unresolved.take_known(is_known) {
-            let verdict = self.process(&mut packet, now);
+            let verdict = route(fib, &mut packet).unwrap_or_else(|neighbour| {
+                // By now, its route leads to another one.
+                if unresolved.add(neighbour, packet.take(), now) {
+                    *wanted = Some(neighbour);
+                }
+                Verdict::Hold
+            });
             return Some((packet, verdict));
         }
         let (packet, reason) = unresolved.take_dropped(now)?;
@@ -132,4 +124,47 @@ impl Stage for RouteStage {
     fn offload(&self) -> Offload<'_> {
         Offload::Builtin(BuiltinStage::Route(self))
     }
+}
+
+/// Routes a packet. Returns its next hop if the address of that is unknown.
+#[inline]
+fn route(fib: &FibSnapshot, packet: &mut Packet) -> Result<Verdict, Neighbour> {
+    let Ok(headers) = packet.headers() else { return Ok(UNREADABLE) };
+    debug_assert!(headers.fragment != Fragment::Later || headers.is_ip());
+    let Some((_, destination)) = headers.addresses(packet.bytes()) else {
+        return Ok(Verdict::Drop(DropReason::NotIp));
+    };
+    let hop = match fib.next_hop(destination) {
+        Ok(hop) => hop,
+        Err(NextHopError::Route) => return Ok(Verdict::Drop(DropReason::NoRoute)),
+        Err(NextHopError::Neighbour { port, next }) => return Err((port, next)),
+    };
+    let is_long = packet.longest_bytes(&headers) > hop.mtu;
+    let is_fragmentable = is_long
+        && packet.part().is_none()
+        && packet.segments().is_none()
+        && fragmentable(packet.bytes(), &headers).is_some();
+    if is_long && !is_fragmentable {
+        return Ok(Verdict::Drop(DropReason::TooLong));
+    }
+    packet.set_destination_mac(hop.to);
+    packet.set_source_mac(hop.from);
+    Ok(if is_long { Verdict::Fragment(hop.port, hop.mtu) } else { Verdict::SetEgress(hop.port) })
+}
+
+/// Returns the next hop of a packet if others wait for it, which this one must not overtake.
+#[inline]
+fn queue_ahead(
+    unresolved: &Unresolved,
+    fib: &FibSnapshot,
+    packet: &mut Packet,
+) -> Option<Neighbour> {
+    if !unresolved.has_waiting() {
+        return None;
+    }
+    let headers = packet.headers().ok()?;
+    let (_, destination) = headers.addresses(packet.bytes())?;
+    let route = fib.route(destination)?;
+    let neighbour = (route.port, route.via.unwrap_or(destination));
+    unresolved.waits_for(neighbour).then_some(neighbour)
 }

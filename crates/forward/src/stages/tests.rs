@@ -429,6 +429,38 @@ fn packets_wait_for_their_neighbour() {
 }
 
 #[test]
+fn later_packets_wait_behind_earlier_ones() {
+    // Goal: a packet does not overtake those that still wait for its neighbour, on the link or a router, after that has become known; it
+    // does not wait once they have left, and neither do packets to others. Method: packets that come before the neighbour is
+    // known, before the first is released, and between two of them.
+    let fib = fib();
+    fib.set_route(prefix("10.7.0.0/16"), Some(Route::via(Port(1), ip("10.0.1.9"))));
+    for (to, other, neighbour) in
+        [("10.0.1.3", "10.0.1.3", "10.0.1.3"), ("10.7.0.1", "10.7.0.2", "10.0.1.9")]
+    {
+        let mut stage = RouteStage::new(fib.clone()).hold_unresolved();
+        let packet = |to: &str, port| udp(Port(0), ("10.0.0.2", port), (to, 53));
+        for port in 0..3 {
+            assert_eq!(stage.process(&mut packet(to, port), START), Verdict::Hold);
+        }
+        fib.set_neighbour(Port(1), ip(neighbour), Some(MacAddress([7; 6])));
+        let sent = Verdict::SetEgress(Port(1));
+        assert_eq!(stage.process(&mut packet("10.0.1.2", 9), START), sent);
+        assert_eq!(stage.process(&mut packet(other, 3), START), Verdict::Hold);
+        for port in 0..6 {
+            if port < 2 {
+                assert_eq!(stage.process(&mut packet(to, 4 + port), START), Verdict::Hold);
+            }
+            let (mut released, verdict) = stage.release(START).unwrap();
+            assert_eq!((tuple(&mut released).source.port, verdict), (port, sent));
+        }
+        assert!(stage.release(START).is_none());
+        assert_eq!(stage.process(&mut packet(to, 6), START), sent);
+        assert_eq!(stage.held(), 0);
+    }
+}
+
+#[test]
 fn long_packets_are_cut_or_told() {
     // Goal: IPv4 packets that are too long leave in fragments, with the frame's addresses, through a pipeline too, unless
     // they forbid it. Method: a short MTU, and both flags.

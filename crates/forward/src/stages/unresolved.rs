@@ -38,6 +38,16 @@ impl Unresolved {
         self.count + self.dropped.len()
     }
 
+    /// Returns whether a packet waits for any neighbour.
+    pub(super) const fn has_waiting(&self) -> bool {
+        self.count > 0
+    }
+
+    /// Returns whether a packet waits for this neighbour.
+    pub(super) fn waits_for(&self, neighbour: Neighbour) -> bool {
+        self.waiting.contains_key(&neighbour)
+    }
+
     /// Adds a packet. If there is no room, drops the oldest packet for the same neighbour; if none waits for it, drops the new one.
     /// Returns whether it is the only one for its neighbour.
     pub(super) fn add(&mut self, neighbour: Neighbour, packet: Packet, now: Instant) -> bool {

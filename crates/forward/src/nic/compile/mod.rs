@@ -55,6 +55,7 @@ pub struct NicConfig {
     pub(super) default_port: Option<Port>,
     pub(super) own_frames: bool,
     pub(super) asked_flows: bool,
+    pub(super) held_neighbours: bool,
 }
 
 impl NicConfig {
@@ -104,6 +105,14 @@ impl NicConfig {
     /// cost nothing here. The host translates the others. Default: no, all flows are taken over.
     pub const fn asked_flows(mut self) -> Self {
         self.asked_flows = true;
+        self
+    }
+
+    /// Tells that a host behind the program [holds](crate::stages::RouteStage::hold_unresolved) packets to unknown neighbours. When one becomes
+    /// known, the program goes on passing its packets up until none has come for 10 ms, at most 256, so that they do not overtake those that the
+    /// host has; but not those of TCP, of which a new connection sends no second one before its first has been answered. With [`Exceptions::Drop`] they would be dropped. Default: no, the program sends them at once.
+    pub const fn held_neighbours(mut self) -> Self {
+        self.held_neighbours = true;
         self
     }
 
@@ -297,7 +306,11 @@ fn program(
     let headless = stocks.iter().take_while(|stock| reads_nothing(stock)).count();
     let needs = Needs {
         headers: headless < stocks.len(),
-        time: stocks.iter().any(|one| matches!(one, BuiltinStage::Meter(_) | BuiltinStage::Nat(_))),
+        time: stocks.iter().any(|one| match one {
+            BuiltinStage::Meter(_) | BuiltinStage::Nat(_) => true,
+            BuiltinStage::Route(_) => config.held_neighbours,
+            _ => false,
+        }),
         saving: stocks.iter().any(writes),
         transport: stocks.iter().any(changes_transport),
         hops: stocks.iter().map(|one| i32::from(matches!(one, BuiltinStage::Ttl(_)))).sum(),

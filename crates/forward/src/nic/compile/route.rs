@@ -1,8 +1,8 @@
 //! Route: the longest prefix, the interface, the neighbour.
 
 use super::emitter::{
-    CONTEXT, Emitter, KEY, NetworkKind, OUT, PACKET_LENGTH, SKB_SEGMENT_BYTES, TCP, TRANSPORT, UDP,
-    WORK,
+    CONTEXT, Emitter, KEY, NOW, NetworkKind, OUT, PACKET_LENGTH, SKB_SEGMENT_BYTES, TCP, TRANSPORT,
+    UDP, WORK,
 };
 use crate::{
     bpf::{
@@ -10,7 +10,9 @@ use crate::{
         Register::{R0, R1, R2, R3, R4, R7, R8, R9, R10},
         Size,
     },
-    nic::layout::ADDRESS_BYTES,
+    nic::layout::{
+        ADDRESS_BYTES, HANDOVER_GAP_NS, IS_THERE_AT, NEIGHBOUR_HANDING_OVER_AT, NEIGHBOUR_USED_AT,
+    },
     pipeline::DropReason,
 };
 
@@ -36,7 +38,7 @@ impl Emitter<'_> {
         self.keep(HOP, R2);
         self.a.store(Size::Word, R10, KEY, R1);
         self.look_up(self.layout.interfaces);
-        self.a.branch(Condition::Equal, R0, 0, no_route).load(Size::Word, R1, R0, 12);
+        self.a.branch(Condition::Equal, R0, 0, no_route).load(Size::Word, R1, R0, IS_THERE_AT);
         self.a.branch(Condition::Equal, R1, 0, no_route);
         self.a.load(Size::Double, R1, R0, 0).load(Size::Word, R2, R0, 8);
         self.keep(MAC, R1);
@@ -95,7 +97,8 @@ impl Emitter<'_> {
         self.a.branch(Condition::Equal, R3, 0, on_link);
         self.a.add(R3, -1).store(Size::Word, R10, KEY, R3);
         self.look_up(self.layout.hops);
-        self.a.branch(Condition::Equal, R0, 0, no_neighbour).load(Size::Word, R1, R0, 12);
+        self.a.branch(Condition::Equal, R0, 0, no_neighbour);
+        self.a.load(Size::Word, R1, R0, IS_THERE_AT);
         self.a.branch(Condition::Equal, R1, 0, no_neighbour).jump(found).bind(on_link);
         self.put_destination(kind, KEY);
         self.get(R1, PORT);
@@ -103,5 +106,28 @@ impl Emitter<'_> {
         self.a.store(Size::Word, R10, KEY + bytes, R1);
         self.look_up(self.layout.neighbours[version]);
         self.a.branch(Condition::Equal, R0, 0, no_neighbour).bind(found);
+        if self.config.held_neighbours {
+            self.follow_to_host();
+        }
+    }
+
+    /// While the host may still have packets for the neighbour at R0, which this one would overtake, it follows them. (Of a new TCP
+    /// connection the host has one, for whose answer the next one waits.) R0 stays.
+    fn follow_to_host(&mut self) {
+        let exception = self.exception(DropReason::NoNeighbour);
+        let handed_over = self.a.label();
+        self.a.load(Size::Word, R3, R0, NEIGHBOUR_HANDING_OVER_AT);
+        self.a.branch(Condition::Equal, R3, 0, handed_over);
+        self.get(R1, TRANSPORT);
+        self.a.branch(Condition::Equal, R1, TCP, handed_over).add(R3, -1);
+        self.a.store(Size::Word, R0, NEIGHBOUR_HANDING_OVER_AT, R3);
+        self.a.load(Size::Double, R2, R0, NEIGHBOUR_USED_AT);
+        self.get(R1, NOW);
+        self.a.store(Size::Double, R0, NEIGHBOUR_USED_AT, R1);
+        self.a.branch(Condition::Equal, R3, 0, handed_over);
+        // It is the first.
+        self.a.branch(Condition::Equal, R2, 0, exception).add(R2, HANDOVER_GAP_NS);
+        self.a.branch(Condition::AtMost, R1, R2, exception);
+        self.a.store(Size::Word, R0, NEIGHBOUR_HANDING_OVER_AT, 0).bind(handed_over);
     }
 }

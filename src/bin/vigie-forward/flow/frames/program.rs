@@ -106,7 +106,7 @@ pub(super) fn attach(
     let mut interfaces = BTreeMap::new();
     let mut config = NicConfig::new().pass_up(&PASSED_UP);
     if needs == HostRequirement::Packets {
-        config = config.own_frames().asked_flows();
+        config = config.own_frames().asked_flows().held_neighbours();
     }
 
     let mut builder = NicPipeline::builder().config(config);

@@ -171,6 +171,13 @@ impl Router {
         Self { route: RouteStage::new(fib).hold_unresolved(), questions }
     }
 
+    /// Asks for the neighbour for which the first packet has just been held.
+    fn ask(&mut self) {
+        if let Some((port, address)) = self.route.wanted() {
+            self.questions.ask(port, address);
+        }
+    }
+
     /// Packets for this host have a route without an interface.
     #[cold]
     fn explain(&self, packet: &mut Packet) -> DropReason {
@@ -195,9 +202,7 @@ impl Stage for Router {
         match self.route.process(packet, now) {
             Verdict::Drop(DropReason::NoRoute) => Verdict::Drop(self.explain(packet)),
             Verdict::Hold => {
-                if let Some((port, address)) = self.route.wanted() {
-                    self.questions.ask(port, address);
-                }
+                self.ask();
                 Verdict::Hold
             }
             verdict => verdict,
@@ -205,7 +210,9 @@ impl Stage for Router {
     }
 
     fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
-        self.route.release(now)
+        let released = self.route.release(now);
+        self.ask();
+        released
     }
 
     fn next_release(&self, now: Instant) -> Option<Instant> {
