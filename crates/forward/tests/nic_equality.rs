@@ -16,7 +16,7 @@ use vigie_forward::{
     bpf::{AttachMode, PacketBuffer},
     nic::{Emulator, EmulatorError, EmulatorVerdict, NicConfig, NicCounters},
     packet::{Packet, Port, Sum},
-    pipeline::{BuiltinStage, DropReason, Offload, Stage},
+    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
     stages::{Nat, NatRule, RouteStage},
     tables::{Fib, Interface, NatEndpoint, NatFlow, NatTable, NatTuple, Route},
 };
@@ -362,7 +362,7 @@ fn a_flow_is_taken_over_after_a_gap() {
 /// Goal: no packet overtakes earlier ones to its neighbour that the host may still have. Method: a neighbour on the link and a router
 /// that become known: packets go up while they come without a gap of 10 ms, and by the program after the first gap, at each place;
 /// without gaps, too, after a while; segments of TCP do not go up; a neighbour that was known from the beginning, or only gets another address, is used at once, and so is
-/// every one if no host holds packets.
+/// every one while no host holds packets.
 #[test]
 fn a_neighbour_is_taken_over_after_a_gap() {
     let ip = |text: &str| text.parse::<IpAddr>().expect("one");
@@ -400,6 +400,9 @@ fn a_neighbour_is_taken_over_after_a_gap() {
 
             let mut all_at_once = emulator(&config);
             let held = config.clone().held_neighbours();
+            let mut holder = RouteStage::new(fib.clone()).hold_unresolved();
+            let mut packet = Packet::new(PORTS[0], &udp);
+            assert_eq!(holder.process(&mut packet, Instant::from_nanos(0)), Verdict::Hold);
             let mut taking_over = emulator(&held);
             set(&mut all_at_once, Some(7));
             assert_eq!(by_program(&mut all_at_once, &[1, 2]), [1, 2]);
@@ -416,6 +419,11 @@ fn a_neighbour_is_taken_over_after_a_gap() {
             set(&mut taking_over, Some(7));
             let micros: Vec<u64> = (200_000..201_000).collect();
             assert_eq!(by_program(&mut taking_over, &micros), micros[255..]);
+
+            set(&mut taking_over, None);
+            drop(holder);
+            set(&mut taking_over, Some(7));
+            assert_eq!(by_program(&mut taking_over, &[1, 2]), [1, 2]);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
+    sync::atomic::Ordering,
 };
 
 use thiserror::Error;
@@ -213,9 +214,10 @@ impl<T: BpfMap> MapWriter<'_, T> {
                 Update::Snapshot(snapshot) => self.all_routes(&snapshot)?,
                 Update::Change(FibChange::Route(prefix, route)) => self.set_route(prefix, route)?,
                 Update::Change(FibChange::Neighbour(port, address, mac)) => {
-                    // Until now, its packets went to the host.
-                    let is_new = !self.follower.macs.contains_key(&(port, address));
-                    self.set_neighbour(port, address, mac, is_new)?;
+                    // Until now, its packets went to the host, which may still have some.
+                    let is_handed_over = self.host_holds_packets()
+                        && !self.follower.macs.contains_key(&(port, address));
+                    self.set_neighbour(port, address, mac, is_handed_over)?;
                 }
                 Update::Change(FibChange::Interface(port, interface)) => {
                     self.set_interface(port, interface)?;
@@ -292,6 +294,12 @@ impl<T: BpfMap> MapWriter<'_, T> {
         self.write(map, &port_key(port), Some(&value))?;
         set(&mut self.follower.interfaces, port, interface);
         Ok(())
+    }
+
+    /// Returns whether the host holds packets whose neighbours it does not know yet.
+    fn host_holds_packets(&self) -> bool {
+        let fib = self.follower.fib.as_ref();
+        fib.is_some_and(|(fib, _)| fib.held_packets().load(Ordering::Relaxed) > 0)
     }
 
     fn set_neighbour(

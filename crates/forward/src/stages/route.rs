@@ -44,7 +44,7 @@ impl RouteStage {
     /// dropping them at once. Once it is known, those that come meanwhile wait behind them, so that none overtakes another. The caller finds out its address: see [`wanted`](Self::wanted).
     #[must_use]
     pub fn hold_unresolved(mut self) -> Self {
-        self.unresolved = Some(Unresolved::default());
+        self.unresolved = Some(Unresolved::new(self.fib.held_packets()));
         self
     }
 

@@ -3,6 +3,10 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -25,15 +29,33 @@ const OF_ONE_MAX: usize = 100;
 const ALL_MAX: usize = 1024;
 
 /// The waiting packets.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Unresolved {
     waiting: BTreeMap<Neighbour, VecDeque<(Instant, Packet)>>,
     count: usize,
+    /// Those of all stages of the table.
+    count_of_all: Arc<AtomicUsize>,
     /// Those that wait no longer, and why.
     dropped: VecDeque<(Packet, DropReason)>,
 }
 
+impl Drop for Unresolved {
+    fn drop(&mut self) {
+        self.remove(self.count);
+    }
+}
+
 impl Unresolved {
+    pub(super) const fn new(count_of_all: Arc<AtomicUsize>) -> Self {
+        Self { waiting: BTreeMap::new(), count: 0, count_of_all, dropped: VecDeque::new() }
+    }
+
+    fn remove(&mut self, count: usize) {
+        self.count -= count;
+        // It guards nothing: a program that reads it late takes its packets a moment later, or the order of a few changes.
+        self.count_of_all.fetch_sub(count, Ordering::Relaxed);
+    }
+
     pub(super) fn len(&self) -> usize {
         self.count + self.dropped.len()
     }
@@ -55,10 +77,11 @@ impl Unresolved {
         let is_first = waiting.is_empty();
         waiting.push_back((now + WAITS, packet));
         self.count += 1;
+        self.count_of_all.fetch_add(1, Ordering::Relaxed);
         if waiting.len() > OF_ONE_MAX || self.count > ALL_MAX {
             let oldest = waiting.pop_front();
             self.dropped.extend(oldest.map(|(_, packet)| (packet, DropReason::UnresolvedFull)));
-            self.count -= 1;
+            self.remove(1);
             self.forget(neighbour);
         }
         is_first
@@ -68,7 +91,7 @@ impl Unresolved {
     pub(super) fn take_known(&mut self, is_known: impl Fn(Neighbour) -> bool) -> Option<Packet> {
         let neighbour = self.waiting.keys().copied().find(|neighbour| is_known(*neighbour))?;
         let (_, packet) = self.waiting.get_mut(&neighbour)?.pop_front()?;
-        self.count -= 1;
+        self.remove(1);
         self.forget(neighbour);
         Some(packet)
     }
@@ -81,10 +104,10 @@ impl Unresolved {
         if let Some((neighbour, waiting)) =
             self.waiting.iter_mut().find(|(_, waiting)| is_over(waiting))
         {
-            let neighbour = *neighbour;
-            self.count -= waiting.len();
+            let (neighbour, count) = (*neighbour, waiting.len());
             let waited = waiting.drain(..);
             self.dropped.extend(waited.map(|(_, packet)| (packet, DropReason::NoNeighbour)));
+            self.remove(count);
             self.forget(neighbour);
         }
         self.dropped.pop_front()

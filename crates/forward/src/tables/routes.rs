@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use vigie_via::link::MacAddress;
@@ -196,9 +196,15 @@ impl FibSnapshot {
 #[derive(Clone, Debug, Default)]
 pub struct Fib {
     table: VersionedTable<FibSnapshot, FibChange>,
+    held_packets: Arc<AtomicUsize>,
 }
 
 impl Fib {
+    /// Returns how many packets stages hold, since they do not know the neighbours of this table yet.
+    pub(crate) fn held_packets(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.held_packets)
+    }
+
     /// Sets the route of a prefix, or removes it. Returns the previous one.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn set_route(&self, prefix: Prefix, route: Option<Route>) -> Option<Route> {

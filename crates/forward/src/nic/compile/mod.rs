@@ -108,9 +108,10 @@ impl NicConfig {
         self
     }
 
-    /// Tells that a host behind the program [holds](crate::stages::RouteStage::hold_unresolved) packets to unknown neighbours. When one becomes
-    /// known, the program goes on passing its packets up until none has come for 10 ms, at most 256, so that they do not overtake those that the
-    /// host has; but not those of TCP, of which a new connection sends no second one before its first has been answered. With [`Exceptions::Drop`] they would be dropped. Default: no, the program sends them at once.
+    /// Tells that a host behind the program [holds](crate::stages::RouteStage::hold_unresolved) packets to unknown neighbours. If one becomes
+    /// known while it holds some, the program goes on passing the neighbour's packets up until none has come for 10 ms, at most 256, so that they
+    /// do not overtake those that the host has; but not those of TCP, of which a new connection sends no second one before its first has been
+    /// answered. With [`Exceptions::Drop`] they would be dropped. Default: no, the program sends them at once.
     pub const fn held_neighbours(mut self) -> Self {
         self.held_neighbours = true;
         self

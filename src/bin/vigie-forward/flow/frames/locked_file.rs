@@ -62,7 +62,7 @@ impl LockedFile {
 
     /// Writes a new file, and puts it in the place of the old one.
     pub(super) fn replace(&mut self, bytes: &[u8]) -> Result<(), LockedFileError> {
-        // If somebody has removed it, another flow may have made one of its own.
+        // If it was removed, another flow may have made one of its own.
         if !self.file.as_ref().is_some_and(|file| is_at(file, &self.path)) {
             self.file = Some(lock(&self.path)?);
         }
