@@ -24,6 +24,8 @@ mod reference;
 mod reload;
 #[path = "vigie_forward/service.rs"]
 mod service;
+#[path = "vigie_forward/takeover.rs"]
+mod takeover;
 #[path = "vigie_forward/tls.rs"]
 mod tls;
 #[path = "vigie_forward/translations.rs"]

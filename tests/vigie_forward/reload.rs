@@ -35,7 +35,7 @@ pub(crate) fn marked_echo(mark: u8) -> SocketAddr {
     address
 }
 
-fn connect(to: SocketAddr) -> TcpStream {
+pub(crate) fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect_timeout(&to, BOUND).expect("it listens");
     stream.set_read_timeout(Some(BOUND)).expect("a socket");
     stream
@@ -43,7 +43,7 @@ fn connect(to: SocketAddr) -> TcpStream {
 
 /// Returns the mark of the target behind a connection.
 #[track_caller]
-fn mark(stream: &mut TcpStream) -> u8 {
+pub(crate) fn mark(stream: &mut TcpStream) -> u8 {
     stream.write_all(b"x").expect("it is connected");
     let mut answer = [0; 2];
     stream.read_exact(&mut answer).expect("an answer");
@@ -115,7 +115,7 @@ fn a_reload_keeps_what_is_the_same() {
 }
 
 /// Answers datagrams with a mark, until the process ends.
-fn marked_datagrams(mark: u8) -> SocketAddr {
+pub(crate) fn marked_datagrams(mark: u8) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let address = socket.local_addr().expect("bound");
     thread::spawn(move || {
@@ -127,10 +127,12 @@ fn marked_datagrams(mark: u8) -> SocketAddr {
 }
 
 /// The mark that a new client gets.
-type Ask = Box<dyn Fn() -> io::Result<u8> + Send + Sync>;
+pub(crate) type Ask = Box<dyn Fn() -> io::Result<u8> + Send + Sync>;
 
 /// Asks over connections to `connect`.
-fn ask_over<S: Read + Write>(connect: impl Fn() -> io::Result<S> + Send + Sync + 'static) -> Ask {
+pub(crate) fn ask_over<S: Read + Write>(
+    connect: impl Fn() -> io::Result<S> + Send + Sync + 'static,
+) -> Ask {
     Box::new(move || {
         let mut stream = connect()?;
         stream.write_all(b"x")?;
@@ -141,20 +143,25 @@ fn ask_over<S: Read + Write>(connect: impl Fn() -> io::Result<S> + Send + Sync +
 }
 
 /// Asks by datagrams, of a socket that learns of a port that is closed.
-fn ask_by_datagram(to: SocketAddr) -> Ask {
+pub(crate) fn ask_by_datagram(to: SocketAddr) -> Ask {
     Box::new(move || {
         let socket = UdpSocket::bind("127.0.0.1:0")?;
         socket.set_read_timeout(Some(BOUND))?;
         socket.connect(to)?;
         socket.send(b"x")?;
         let mut answer = [0];
-        socket.recv(&mut answer)?;
+        // With a timeout, the call is not made again after this process was stopped for a while.
+        while let Err(error) = socket.recv(&mut answer) {
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
         Ok(answer[0])
     })
 }
 
 /// Ends the clients.
-struct Stop<'a>(&'a AtomicBool);
+pub(crate) struct Stop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {

@@ -1,7 +1,15 @@
 //! What has no meaning in a simulated world: pipelines on interfaces, programs in the kernel, and nodes with threads of their own.
 
-use std::{error::Error, fs::File, io, os::fd::AsFd, time::Duration};
+use std::{
+    error::Error,
+    fs::File,
+    io,
+    net::{TcpListener, UdpSocket},
+    os::fd::AsFd,
+    time::Duration,
+};
 
+use vigie_detect::Server;
 use vigie_forward::{
     Path, Sees,
     bpf::{
@@ -13,6 +21,7 @@ use vigie_forward::{
     nic::{NicPipeline, PassAll},
     packet::Port,
     pipeline::Pipeline,
+    relay::{RelayListener, UdpRelayListener},
 };
 use vigie_runtime::{Flavor, Runtime, simulation::World};
 use vigie_via::{Secret, software_nic::SoftwareNicConfig, udp::Udp, vi::Provider};
@@ -38,7 +47,12 @@ async fn operations() -> Vec<Answer> {
     let namespace = File::open("/proc/self/ns/net").expect("a namespace");
     let forward = || algorithm_fn(Sees::Header, |_, _| MessageVerdict::Forward);
     let peer = udp().address();
+    let server = Server::current().expect("a server");
+    let stream = || TcpListener::bind("127.0.0.1:0").expect("a port").into();
+    let datagrams = || UdpSocket::bind("127.0.0.1:0").expect("a port").into();
     vec![
+        answer("RelayListener", RelayListener::from_fd_on(&server, stream())),
+        answer("UdpRelayListener", UdpRelayListener::from_fd_on(&server, datagrams())),
         answer("host", host::Forwarder::builder(pipeline()).port(Port(0), link("lo")).build()),
         answer("KernelMap::new", KernelMap::new(MapSpec::new(MapKind::Array, 4, 4, 1), "refused")),
         answer(

@@ -3,7 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     io,
-    os::unix::net::UnixListener as StdUnixListener,
+    os::{fd::OwnedFd, unix::net::UnixListener as StdUnixListener},
     panic,
     path::{Path, PathBuf},
     process,
@@ -18,23 +18,27 @@ use vigie::{
     BuildError, Flavor, Instant, JoinHandle, Runtime,
     detect::{Server, clock::monotonic_now},
     net::UnixListener,
-    spawn_local,
+    spawn_blocking, spawn_local,
     time::{sleep, timeout_at},
 };
 
 use crate::{
     cli::FlowSide,
-    config::{Config, FlowConfig, FlowKind, Process},
-    flow::{self, Drained, Draining, FlowError, Prepared, Running, StartContext},
+    config::{Config, EndpointUri, FlowConfig, FlowKind, Process},
+    flow::{self, Drained, Draining, FlowError, Listener, Prepared, Running, StartContext},
     journal::{counted, log},
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
     mailbox::Mailbox,
-    metrics,
+    metrics::{self, ServedMetrics},
     privileges::{self, DropError, Right, listed},
     reload::{NewFlow, ReloadPlan, plan},
     service_manager::{ServiceManager, keep_alive},
     signals, stats,
-    stats::{DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport},
+    stats::{
+        Answers, DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport,
+        SocketGuard,
+    },
+    takeover::{HandedListener, Predecessor, TakeoverError},
 };
 
 /// The interval of flows' periodic work.
@@ -57,6 +61,8 @@ pub(crate) enum InstanceEvent {
     Signal { name: &'static str, number: u8 },
     /// A flow has ended unexpectedly.
     Failed { flow: String, problem: String },
+    /// Another process has taken over the listeners of these flows.
+    Taken { pid: i32, flows: Vec<String> },
 }
 
 /// The reason why forwarding did not start.
@@ -74,6 +80,8 @@ pub(crate) enum InstanceError {
     Routes(#[from] MonitorError),
     #[error("the runtime cannot be built: {0}")]
     Runtime(#[from] BuildError),
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
     #[error("the process cannot be set up: {0}")]
     Io(#[from] io::Error),
 }
@@ -108,20 +116,14 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
         log(format!("removed {}, left by a killed instance", path.display()));
     }
 
-    let (listener, bound, was_left) = stats::bind(config.process.stats_socket.as_deref())?;
-    if was_left {
-        log(format!("replaced {}, left by a dead instance", bound.path.display()));
-    }
-
+    let mut predecessor = predecessor(&config.process)?;
+    let (listener, mut bound) = bind_stats(&config.process, predecessor.as_ref())?;
     let manager = ServiceManager::from_environment();
-    let metrics = config.process.metrics.as_ref().map(metrics::bind).transpose()?;
+    let endpoint = config.process.metrics.clone();
+    let bound_metrics = endpoint.as_ref().map(|at| metrics::bind(at, predecessor.as_mut()));
+    let bound_metrics = bound_metrics.transpose()?;
     let streams = Rc::new(RefCell::new(streams_runtime(&config.flows)?));
-    let mut prepared = Vec::new();
-    for flow in &config.flows {
-        let one = flow::prepare(flow, streams.borrow().as_ref(), None)
-            .map_err(|source| InstanceError::of_flow(flow, source))?;
-        prepared.push((flow.name.clone(), one));
-    }
+    let prepared = prepare_all(&config.flows, streams.borrow().as_ref(), predecessor.as_mut())?;
 
     let rights = give_up_rights(config.process.drop_all_rights, &prepared)?;
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).blocking_threads(2).build()?;
@@ -131,7 +133,13 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
         let instance = Instance::start(begin, rights, prepared, listener, (source, manager))?;
         let state = Rc::clone(&instance.shared);
         let report = Rc::new(move || state.report());
-        let _file = metrics.map(|bound| metrics::serve(bound, report)).transpose()?;
+        if let Some((bound, endpoint)) = bound_metrics.zip(endpoint) {
+            let served = metrics::serve(bound, report)?;
+            instance.shared.metrics.replace(Some((endpoint, served)));
+        }
+        if let Some(predecessor) = predecessor {
+            instance.replace(predecessor, &mut bound).await?;
+        }
         // The last reference to the runtime of the streams stays outside of all tasks.
         spawn_local(keep_alive(Rc::clone(&instance.manager), Rc::clone(&streams))).detach();
         instance.manager.ready(&instance.status());
@@ -141,6 +149,65 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
 
     drop(bound);
     Ok(code)
+}
+
+/// Finds the instance that is to be replaced, if it runs.
+fn predecessor(process: &Process) -> Result<Option<Predecessor>, TakeoverError> {
+    let found = process.takeover.as_deref().map(Predecessor::find).transpose()?.flatten();
+    match (&found, &process.takeover) {
+        (Some(predecessor), _) => log(format!("takes over from {}", predecessor.describe())),
+        (None, Some(path)) => {
+            log(format!("no instance at {} to take over from", path.display()));
+        }
+        (None, None) => {}
+    }
+    Ok(found)
+}
+
+/// Binds the stats socket: at its path, or beside it while a predecessor has the path.
+fn bind_stats(
+    process: &Process,
+    predecessor: Option<&Predecessor>,
+) -> Result<(StdUnixListener, SocketGuard), InstanceError> {
+    let path = process.stats_socket.as_deref().or(process.takeover.as_deref());
+    if let (Some(path), Some(_)) = (path, predecessor) {
+        return Ok(stats::bind_beside(path)?);
+    }
+    let (listener, bound, was_left) = stats::bind(path)?;
+    if was_left {
+        log(format!("replaced {}, left by a dead instance", bound.path.display()));
+    }
+    Ok((listener, bound))
+}
+
+/// Flows that are set up, by name.
+type PreparedFlows = Vec<(String, Box<dyn Prepared>)>;
+
+/// Sets all flows up, with the listeners of a predecessor where it has them.
+fn prepare_all(
+    flows: &[FlowConfig],
+    streams: Option<&Runtime>,
+    mut predecessor: Option<&mut Predecessor>,
+) -> Result<PreparedFlows, InstanceError> {
+    let mut prepared = Vec::new();
+    for flow in flows {
+        let socket = predecessor.as_mut().and_then(|predecessor| predecessor.listener_of(flow));
+        let listener = match (socket, streams, flow.kind.listen()) {
+            (Some(socket), Some(streams), Some(listen)) => {
+                let what = || format!("taking {listen} over");
+                Some(
+                    Listener::from_fd(listen, socket, streams)
+                        .map_err(|source| FlowError::Io { what: what(), source })
+                        .map_err(|source| InstanceError::of_flow(flow, source))?,
+                )
+            }
+            _ => None,
+        };
+        let one = flow::prepare(flow, streams, listener)
+            .map_err(|source| InstanceError::of_flow(flow, source))?;
+        prepared.push((flow.name.clone(), one));
+    }
+    Ok(prepared)
 }
 
 /// Raises the soft limit of descriptors to the hard one, and says so; also if that is too low for the relays' connections.
@@ -207,6 +274,8 @@ fn give_up_rights(
 /// A named flow.
 struct NamedFlow {
     name: String,
+    /// Its endpoint, as it was configured.
+    listen: Option<EndpointUri>,
     flow: Box<dyn Running>,
 }
 
@@ -233,7 +302,15 @@ struct InstanceState {
     /// Flows that have not ended since the drain began.
     draining_flows: RefCell<Vec<DrainingFlow>>,
     routes: RefCell<Option<(NetlinkCache, RoutesReport)>>,
+    metrics: RefCell<Option<(EndpointUri, ServedMetrics)>>,
     is_draining: Cell<bool>,
+}
+
+/// What the stats socket's clients ask.
+struct StatsAnswers {
+    shared: Rc<InstanceState>,
+    mailbox: Rc<Mailbox<InstanceEvent>>,
+    manager: Rc<ServiceManager>,
 }
 
 struct Instance {
@@ -265,7 +342,7 @@ impl Instance {
     fn start(
         begin: Instant,
         rights: Vec<Right>,
-        prepared: Vec<(String, Box<dyn Prepared>)>,
+        prepared: PreparedFlows,
         listener: StdUnixListener,
         (source, manager): (ConfigSource, ServiceManager),
     ) -> Result<Self, InstanceError> {
@@ -283,7 +360,9 @@ impl Instance {
                 line: None,
                 source,
             })?;
-            flows.push(NamedFlow { name, flow });
+            let of_config = source.config.flows.iter().find(|one| one.name == name);
+            let listen = of_config.and_then(|one| one.kind.listen()).cloned();
+            flows.push(NamedFlow { name, listen, flow });
         }
 
         let shared = Rc::new(InstanceState {
@@ -292,6 +371,7 @@ impl Instance {
             flows: RefCell::new(flows),
             draining_flows: RefCell::default(),
             routes: RefCell::new(None),
+            metrics: RefCell::new(None),
             is_draining: Cell::new(false),
         });
 
@@ -309,10 +389,55 @@ impl Instance {
         }
 
         spawn_local(tick(Rc::clone(&shared))).detach();
-        let answers = Rc::clone(&shared);
+        let (mailbox, manager) = (Rc::clone(&this.mailbox), Rc::clone(&this.manager));
+        let answers = Rc::new(StatsAnswers { shared, mailbox, manager });
         let listener = UnixListener::from_std(listener)?;
-        spawn_local(stats::serve(listener, Rc::new(move |line| answers.answer(line)))).detach();
+        spawn_local(stats::serve(listener, answers)).detach();
         Ok(this)
+    }
+
+    /// Takes the place of the process whose listeners this one accepts from already: that one accepts no more, drains and ends.
+    async fn replace(
+        &self,
+        predecessor: Predecessor,
+        bound: &mut SocketGuard,
+    ) -> Result<(), InstanceError> {
+        if let Some(path) = &self.source.config.process.takeover {
+            bound.place(path)?;
+        }
+        if let Some((EndpointUri::Unix(path), served)) = &mut *self.shared.metrics.borrow_mut()
+            && let Some(guard) = &mut served.guard
+        {
+            guard.place(path)?;
+        }
+        for one in self.shared.flows.borrow().iter() {
+            if let Some(listener) = one.flow.listener() {
+                listener.owns_file(true);
+            }
+        }
+        let who = predecessor.describe();
+        let ended = spawn_blocking(move || predecessor.end()).await;
+        ended.map_err(io::Error::other)??;
+        log(format!("has taken over from {who}, which drains"));
+        Ok(())
+    }
+
+    /// Lets the flows whose listeners another process has accept no more.
+    async fn hand_over_to(&self, flows: &[String], deadline: Instant) {
+        if let Some((_, served)) = self.shared.metrics.take() {
+            served.accepting.abort();
+        }
+        let mut stopped = Vec::new();
+        for one in self.shared.flows.borrow().iter().filter(|one| flows.contains(&one.name)) {
+            if let Some(listener) = one.flow.listener() {
+                listener.owns_file(false);
+            }
+            stopped.push(one.flow.hand_over(deadline));
+        }
+        let until = monotonic_now() + GRACE;
+        for stopped in stopped {
+            let _ = timeout_at(until, stopped).await;
+        }
     }
 
     /// Follows a routing table of the kernel for all flows, instead of the one before.
@@ -332,7 +457,7 @@ impl Instance {
     }
 
     /// Ends a flow. Its forwarding may go on until the deadline.
-    fn end(&self, NamedFlow { name, flow }: NamedFlow, deadline: Instant) -> JoinHandle<()> {
+    fn end(&self, NamedFlow { name, flow, .. }: NamedFlow, deadline: Instant) -> JoinHandle<()> {
         let (total, shared) = (Rc::clone(&self.drained), Rc::clone(&self.shared));
         let Draining { report, ended } = flow.drain(deadline);
         let drains = Rc::new(());
@@ -367,11 +492,13 @@ impl Instance {
             Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
         };
         let (before, after) = (&self.source.config.process, &config.process);
-        let fixed =
-            |of: &Process| (of.stats_socket.clone(), of.metrics.clone(), of.drop_all_rights);
+        let fixed = |of: &Process| {
+            let sockets = (of.stats_socket.clone(), of.takeover.clone(), of.metrics.clone());
+            (sockets, of.drop_all_rights)
+        };
         if fixed(before) != fixed(after) {
             log(
-                "SIGHUP: `stats_socket`, `metrics` and `drop_all_rights` change with the next start",
+                "SIGHUP: `stats_socket`, `takeover`, `metrics` and `drop_all_rights` change with the next start",
             );
         }
         self.shared.reload_files();
@@ -483,7 +610,8 @@ impl Instance {
         let started = prepared
             .start(&StartContext { mailbox: &self.mailbox })
             .map_err(|error| InstanceError::of_flow(flow, error))?;
-        let mut one = NamedFlow { name: flow.name.clone(), flow: started };
+        let listen = flow.kind.listen().cloned();
+        let mut one = NamedFlow { name: flow.name.clone(), listen, flow: started };
         if let Some((cache, _)) = &*self.shared.routes.borrow() {
             one.flow.follow(cache, &cache.changes());
         }
@@ -500,6 +628,7 @@ impl Instance {
     /// Forwards until a signal ends it, and drains. Returns the exit code.
     async fn serve(mut self) -> u8 {
         let mut code = 0;
+        let mut is_replaced = false;
         loop {
             let drain = self.source.config.process.drain.0;
             match self.mailbox.next().await {
@@ -519,11 +648,21 @@ impl Instance {
                     code = CODE_FAILED;
                     break;
                 }
+                InstanceEvent::Taken { pid, flows } => {
+                    log(format!(
+                        "process {pid} has taken over: drains for at most {drain:?}; a signal ends at once"
+                    ));
+                    self.hand_over_to(&flows, monotonic_now() + drain).await;
+                    is_replaced = true;
+                    break;
+                }
             }
         }
 
         self.shared.is_draining.set(true);
-        self.manager.stopping();
+        if !is_replaced {
+            self.manager.stopping();
+        }
         let deadline = monotonic_now() + self.source.config.process.drain.0;
         let mut tasks = std::mem::take(&mut self.ending);
         for flow in self.shared.flows.take() {
@@ -588,6 +727,25 @@ async fn tick(shared: Rc<InstanceState>) {
     }
 }
 
+impl Answers for StatsAnswers {
+    fn answer(&self, line: &str) -> String {
+        self.shared.answer(line)
+    }
+
+    fn listeners(&self) -> Result<Vec<(HandedListener, OwnedFd)>, String> {
+        if self.shared.is_draining.get() {
+            return Err("it drains".to_owned());
+        }
+        self.shared.listeners().map_err(|error| error.to_string())
+    }
+
+    fn taken(&self, pid: i32, flows: Vec<String>) -> String {
+        self.manager.replaced_by(pid);
+        self.mailbox.post(InstanceEvent::Taken { pid, flows });
+        serde_json::json!({ "taken": pid }).to_string()
+    }
+}
+
 impl InstanceState {
     fn follow(&self, monitor: &NetlinkMonitor, changes: &[crate::kernel::Change]) {
         let cache = monitor.cache();
@@ -609,6 +767,24 @@ impl InstanceState {
         for NamedFlow { flow, .. } in self.flows.borrow().iter() {
             flow.reload();
         }
+    }
+
+    /// Returns its listeners, with new descriptors.
+    fn listeners(&self) -> io::Result<Vec<(HandedListener, OwnedFd)>> {
+        let mut listeners = Vec::new();
+        for one in self.flows.borrow().iter() {
+            if let (Some(listen), Some(listener)) = (&one.listen, one.flow.listener()) {
+                let (flow, listen) = (Some(one.name.clone()), listen.to_string());
+                listeners.push((HandedListener { flow, listen }, listener.to_fd()?));
+            }
+        }
+        if let Some((endpoint, ServedMetrics { listener: Some(listener), .. })) =
+            &*self.metrics.borrow()
+        {
+            let listen = endpoint.to_string();
+            listeners.push((HandedListener { flow: None, listen }, listener.try_clone()?));
+        }
+        Ok(listeners)
     }
 
     /// Answers a request.

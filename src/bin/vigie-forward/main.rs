@@ -29,6 +29,7 @@ mod reload;
 mod service_manager;
 mod signals;
 mod stats;
+mod takeover;
 
 use std::{fmt, path::Path, process};
 

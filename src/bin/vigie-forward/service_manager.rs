@@ -71,6 +71,11 @@ impl ServiceManager {
         self.tell("STOPPING=1\nSTATUS=drains");
     }
 
+    /// Tells that another process is now the service, and this one drains.
+    pub(crate) fn replaced_by(&self, pid: i32) {
+        self.tell(&format!("MAINPID={pid}"));
+    }
+
     fn tell(&self, state: &str) {
         if let Some((socket, manager)) = &self.socket
             && let Err(error) = socket.send_to_addr(state.as_bytes(), manager)

@@ -1,12 +1,22 @@
 //! The listener of a relay, which can pass to another relay without being closed.
 
 use std::{
-    fs, io,
-    os::unix::{fs::FileTypeExt, net::UnixStream},
+    fs, io, net,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{
+            fs::FileTypeExt,
+            net::{UnixListener as StdUnixListener, UnixStream},
+        },
+    },
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
+use rustix::net::{AddressFamily, sockopt::socket_domain};
 use vigie_detect::{
     Server,
     net::{TcpListener, UnixListener},
@@ -16,6 +26,8 @@ use super::{connection::Connection, endpoint::Endpoint};
 
 /// The listener of a relay, for another one that is to accept from it next: no client is refused in between, and those in the
 /// kernel's queue stay there. Clones are the same listener. It is closed with the last of them, and of the relays that have it.
+///
+/// Between processes it passes as a descriptor: [`AsFd`], [`from_fd_on`](Self::from_fd_on), [`owns_file`](Self::owns_file).
 ///
 /// ```
 /// use std::time::Duration;
@@ -54,7 +66,7 @@ pub(super) struct WeakListener(Weak<Listening>);
 #[derive(Debug)]
 struct Listening {
     /// Removed before the socket is closed: another relay may listen there at once, and its file must stay.
-    _file: Option<SocketFile>,
+    file: Option<SocketFile>,
     acceptor: Acceptor,
     endpoint: Endpoint,
 }
@@ -67,9 +79,38 @@ impl RelayListener {
             remove_stale(path);
         }
         let acceptor = Acceptor::bind_on(server, endpoint)?;
-        let file = path.map(|path| SocketFile(path.into()));
+        let file = path.map(|path| SocketFile { path: path.into(), is_own: true.into() });
         let endpoint = acceptor.endpoint()?;
-        Ok(Self(Arc::new(Listening { _file: file, acceptor, endpoint })))
+        Ok(Self(Arc::new(Listening { file, acceptor, endpoint })))
+    }
+
+    /// Takes over a listening socket of TCP or of Unix streams that another process has passed on, watched by `server`. The file of a Unix
+    /// socket stays when this is closed, unless you say that this [owns](Self::owns_file) it.
+    ///
+    /// # Errors
+    /// It is another kind of socket or cannot be watched; [`io::ErrorKind::Unsupported`] in a simulation.
+    pub fn from_fd_on(server: &Server, socket: OwnedFd) -> io::Result<Self> {
+        server
+            .refuse_in_simulation("descriptors of other processes", "bind a listener of its own")?;
+        let acceptor = match socket_domain(&socket)? {
+            AddressFamily::UNIX => {
+                Acceptor::Unix(UnixListener::from_std_on(server, StdUnixListener::from(socket))?)
+            }
+            _ => Acceptor::Tcp(TcpListener::from_std_on(server, net::TcpListener::from(socket))?),
+        };
+        let endpoint = acceptor.endpoint()?;
+        let file =
+            endpoint.path().map(|path| SocketFile { path: path.into(), is_own: false.into() });
+        Ok(Self(Arc::new(Listening { file, acceptor, endpoint })))
+    }
+
+    /// Sets whether the file of its Unix socket is removed when it is closed: the file belongs to one process, whichever
+    /// listens last. Default: yes, unless it was taken over ([`from_fd_on`](Self::from_fd_on)). TCP has no file.
+    pub fn owns_file(&self, owns: bool) {
+        if let Some(file) = &self.0.file {
+            // Read once, when no other reference is left.
+            file.is_own.store(owns, Ordering::Relaxed);
+        }
     }
 
     /// Returns the endpoint on which it listens.
@@ -84,6 +125,15 @@ impl RelayListener {
 
     pub(super) fn downgrade(&self) -> WeakListener {
         WeakListener(Arc::downgrade(&self.0))
+    }
+}
+
+impl AsFd for RelayListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0.acceptor {
+            Acceptor::Tcp(listener) => listener.as_async_fd().as_inner().as_fd(),
+            Acceptor::Unix(listener) => listener.as_async_fd().as_inner().as_fd(),
+        }
     }
 }
 
@@ -133,14 +183,20 @@ impl Acceptor {
     }
 }
 
-/// The file of a Unix socket on which the relay listens; removed with the relay.
+/// The file of a Unix socket on which the relay listens; removed with the relay, if it is its own.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+struct SocketFile {
+    path: PathBuf,
+    is_own: AtomicBool,
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            tracing::debug!(%error, path = %self.0.display(), "a socket's file could not be removed");
+        if !*self.is_own.get_mut() {
+            return;
+        }
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(%error, path = %self.path.display(), "a socket's file could not be removed");
         }
     }
 }

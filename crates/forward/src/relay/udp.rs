@@ -12,7 +12,8 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{self, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -166,8 +167,29 @@ pub struct UdpRelay {
 
 /// The socket by which a relay receives from clients, for another relay that is to receive next: no datagram is refused in
 /// between. Clones are the same socket. It is closed with the last of them, and of the relays that have it.
+///
+/// Between processes it passes as a descriptor: [`AsFd`], [`from_fd_on`](Self::from_fd_on).
 #[derive(Clone, Debug)]
 pub struct UdpRelayListener(Arc<TrainSocket>);
+
+impl UdpRelayListener {
+    /// Takes over a bound socket that another process has passed on, watched by `server`.
+    ///
+    /// # Errors
+    /// It cannot be watched; [`io::ErrorKind::Unsupported`] in a simulation.
+    pub fn from_fd_on(server: &Server, socket: OwnedFd) -> io::Result<Self> {
+        server
+            .refuse_in_simulation("descriptors of other processes", "bind a socket of its own")?;
+        let socket = UdpSocket::from_std_on(server, net::UdpSocket::from(socket))?;
+        Ok(Self(Arc::new(TrainSocket::new(socket, false))))
+    }
+}
+
+impl AsFd for UdpRelayListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.socket().as_async_fd().as_inner().as_fd()
+    }
+}
 
 /// A handle to observe and end a relay of datagrams. Clones refer to the same relay.
 #[derive(Clone, Debug)]

@@ -21,6 +21,12 @@ const FLOW_NAME_BYTES_MAX: usize = 32;
 /// Checks each flow alone, and all flows against each other. `file` is their origin, for the message.
 pub(crate) fn check(file: &str, config: &Config) -> Result<(), ConfigError> {
     let mut seen = UniqueResources::default();
+    if config.process.takeover.is_some() && config.process.stats_socket.is_some() {
+        return Err(ConfigError::Process {
+            file: file.to_owned(),
+            problem: "`takeover` is the stats socket, too: remove `stats_socket`".to_owned(),
+        });
+    }
     if let Some(metrics) = &config.process.metrics {
         seen.listeners.insert(metrics, "metrics");
     }
@@ -246,6 +252,12 @@ fn alone(flow: &FlowConfig) -> Result<(), String> {
 
 /// Checks a flow against the settings of the process.
 fn with_process(flow: &FlowConfig, config: &Config) -> Result<(), String> {
+    if config.process.takeover.is_some() && flow.kind.frames().is_some() {
+        return Err(
+            "its interfaces pass to no other process, which `takeover` asks for: it is for relays"
+                .to_owned(),
+        );
+    }
     let migrates = flow.kind.frames().and_then(Frames::migration).is_some();
     if migrates && config.process.drop_all_rights {
         return Err(

@@ -38,6 +38,8 @@ pub(crate) enum ConfigError {
     Text { file: String, source: Box<toml::de::Error> },
     #[error("{}: {problem}", place(file, *line, flow))]
     Flow { file: String, line: Option<usize>, flow: String, problem: String },
+    #[error("{file}: {problem}")]
+    Process { file: String, problem: String },
     #[error("{file} has no flow: add a table such as [[relay]] or [[l3]]")]
     Empty { file: String },
 }

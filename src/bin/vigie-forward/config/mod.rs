@@ -132,6 +132,12 @@ pub(crate) struct Process {
     #[serde(deserialize_with = "values::read_socket_path")]
     pub(crate) stats_socket: Option<PathBuf>,
 
+    /// Take over the listeners of the instance whose stats socket this is, and the path: no client is refused, and that instance drains and
+    /// ends. If none runs there, start as usual with this as the stats socket. For relays only. Default: no instance.
+    #[arg(long, value_name = "PATH", value_parser = values::socket_path, conflicts_with = "stats_socket")]
+    #[serde(deserialize_with = "values::read_socket_path")]
+    pub(crate) takeover: Option<PathBuf>,
+
     /// Where to serve metrics for Prometheus (/metrics) and the state (/health) over HTTP: ADDRESS:PORT, or unix:PATH for this user
     /// alone. All who reach it can read them. Default: nowhere.
     #[arg(long, value_name = "ENDPOINT", value_parser = values::metrics_listener)]
@@ -152,7 +158,13 @@ const DRAIN_DEFAULT: Time = Time(Duration::from_secs(10));
 
 impl Default for Process {
     fn default() -> Self {
-        Self { stats_socket: None, metrics: None, drain: DRAIN_DEFAULT, drop_all_rights: false }
+        Self {
+            stats_socket: None,
+            takeover: None,
+            metrics: None,
+            drain: DRAIN_DEFAULT,
+            drop_all_rights: false,
+        }
     }
 }
 

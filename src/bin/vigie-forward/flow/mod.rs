@@ -13,6 +13,7 @@ mod tls;
 use std::{
     future::{self, Future},
     io,
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     pin::Pin,
     process,
@@ -27,7 +28,7 @@ use vigie::{
 
 use crate::{
     cli::FlowSide,
-    config::{FlowConfig, FlowKind},
+    config::{EndpointUri, FlowConfig, FlowKind},
     instance::InstanceEvent,
     kernel::{Change, NetlinkCache},
     mailbox::Mailbox,
@@ -96,6 +97,38 @@ pub(crate) struct Drained {
 pub(crate) enum Listener {
     Streams(RelayListener),
     Datagrams(UdpRelayListener),
+}
+
+impl Listener {
+    /// Takes over that of another process.
+    pub(crate) fn from_fd(
+        listen: &EndpointUri,
+        socket: OwnedFd,
+        streams: &Runtime,
+    ) -> io::Result<Self> {
+        let server = streams.server();
+        match listen {
+            EndpointUri::Udp(_) => {
+                UdpRelayListener::from_fd_on(server, socket).map(Self::Datagrams)
+            }
+            _ => RelayListener::from_fd_on(server, socket).map(Self::Streams),
+        }
+    }
+
+    /// Returns a descriptor for another process.
+    pub(crate) fn to_fd(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Streams(listener) => listener.as_fd().try_clone_to_owned(),
+            Self::Datagrams(listener) => listener.as_fd().try_clone_to_owned(),
+        }
+    }
+
+    /// Sets whether the file of its Unix socket is removed with it.
+    pub(crate) fn owns_file(&self, owns: bool) {
+        if let Self::Streams(listener) = self {
+            listener.owns_file(owns);
+        }
+    }
 }
 
 /// A running flow.

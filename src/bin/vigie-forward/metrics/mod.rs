@@ -2,7 +2,7 @@
 
 mod exposition;
 
-use std::{convert::Infallible, future, io, rc::Rc, sync::Arc, time::Duration};
+use std::{convert::Infallible, future, io, os::fd::OwnedFd, rc::Rc, sync::Arc, time::Duration};
 
 use hyper::{
     Method, Request, Response, StatusCode, body::Incoming, header, server::conn::http1,
@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use thiserror::Error;
 use tokio::sync::Semaphore;
 use vigie::{
+    JoinHandle,
     detect::net::{Listener, ListenerSocket},
     net::{TcpListener, UnixListener},
     spawn_local,
@@ -22,6 +23,7 @@ use crate::{
     config::EndpointUri,
     journal::log,
     stats::{self, InstanceReport, RendezvousError, SocketGuard},
+    takeover::Predecessor,
 };
 
 /// The type of the text that Prometheus reads.
@@ -51,12 +53,18 @@ pub(crate) struct MetricsError {
 }
 
 /// Binds the endpoint.
-pub(crate) fn bind(endpoint: &EndpointUri) -> Result<BoundMetrics, MetricsError> {
+pub(crate) fn bind(
+    endpoint: &EndpointUri,
+    predecessor: Option<&mut Predecessor>,
+) -> Result<BoundMetrics, MetricsError> {
     let failed = |problem: String| MetricsError { endpoint: endpoint.to_string(), problem };
     let broken = |error: io::Error| failed(error.to_string());
+    let is_beside = predecessor.is_some();
+    let taken = predecessor.and_then(|predecessor| predecessor.metrics_listener(endpoint));
     let bound = match endpoint {
         EndpointUri::Tcp(address) => {
-            let listener = std::net::TcpListener::bind(address).map_err(|error| {
+            let bind = || std::net::TcpListener::bind(address);
+            let listener = taken.map_or_else(bind, |fd| Ok(fd.into())).map_err(|error| {
                 let problem = error.to_string();
                 failed(match error.kind() {
                     io::ErrorKind::AddrInUse => {
@@ -71,7 +79,12 @@ pub(crate) fn bind(endpoint: &EndpointUri) -> Result<BoundMetrics, MetricsError>
             BoundMetrics::Tcp(listener)
         }
         EndpointUri::Unix(path) => {
-            let (listener, guard, _) = stats::bind(Some(path)).map_err(|error| match error {
+            let bound = if is_beside {
+                stats::bind_beside(path)
+            } else {
+                stats::bind(Some(path)).map(|(listener, guard, _)| (listener, guard))
+            };
+            let (listener, guard) = bound.map_err(|error| match error {
                 RendezvousError::InUse { .. } => failed("another process listens there".to_owned()),
                 RendezvousError::Io { source, .. } => broken(source),
                 _ => failed("there is a file that is not a socket".to_owned()),
@@ -87,20 +100,28 @@ pub(crate) fn bind(endpoint: &EndpointUri) -> Result<BoundMetrics, MetricsError>
 /// Makes a report, on this thread.
 type ReportFn = Rc<dyn Fn() -> InstanceReport>;
 
-/// Serves until the process ends, also while it drains.
-pub(crate) fn serve(bound: BoundMetrics, report: ReportFn) -> io::Result<Option<SocketGuard>> {
-    // Neither ends before the process.
-    let guard = match bound {
+/// Metrics that are served, until the process ends, also while it drains; or until another process serves them.
+pub(crate) struct ServedMetrics {
+    /// Of a Unix socket.
+    pub(crate) guard: Option<SocketGuard>,
+    /// For a process that takes over, of TCP.
+    pub(crate) listener: Option<OwnedFd>,
+    pub(crate) accepting: JoinHandle<()>,
+}
+
+/// Serves from now on.
+pub(crate) fn serve(bound: BoundMetrics, report: ReportFn) -> io::Result<ServedMetrics> {
+    Ok(match bound {
         BoundMetrics::Tcp(listener) => {
-            spawn_local(accept_all(TcpListener::from_std(listener)?, report)).detach();
-            None
+            let copy = listener.try_clone()?.into();
+            let accepting = spawn_local(accept_all(TcpListener::from_std(listener)?, report));
+            ServedMetrics { guard: None, listener: Some(copy), accepting }
         }
         BoundMetrics::Unix(listener, guard) => {
-            spawn_local(accept_all(UnixListener::from_std(listener)?, report)).detach();
-            Some(guard)
+            let accepting = spawn_local(accept_all(UnixListener::from_std(listener)?, report));
+            ServedMetrics { guard: Some(guard), listener: None, accepting }
         }
-    };
-    Ok(guard)
+    })
 }
 
 async fn accept_all<L: ListenerSocket>(listener: Listener<L>, report: ReportFn)

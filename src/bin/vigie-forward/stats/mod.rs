@@ -1,7 +1,7 @@
 //! The reports of a running instance, over a Unix socket, for every process that may open it.
 //!
 //! The client sends a line and gets a line of JSON, as often as it wants: `report` gets an [`InstanceReport`](report::InstanceReport);
-//! `move FLOW SIDE` moves a flow and gets `{"moved":…}`; any other line, and any failure, gets `{"error":…}`.
+//! `move FLOW SIDE` moves a flow and gets `{"moved":…}`; `takeover` is in `takeover.rs`; any other line, and any failure, gets `{"error":…}`.
 
 mod client;
 mod rendezvous;
@@ -11,9 +11,9 @@ mod table;
 
 pub(crate) use self::{
     client::{ClientError, report, request, stats},
-    rendezvous::{RendezvousError, SocketGuard, bind, sweep},
+    rendezvous::{RendezvousError, SocketGuard, bind, bind_beside, sweep},
     report::{
         DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport, TargetReport,
     },
-    server::serve,
+    server::{Answers, serve},
 };

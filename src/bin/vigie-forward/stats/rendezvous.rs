@@ -56,6 +56,16 @@ pub(crate) struct SocketGuard {
     identity: (u64, u64),
 }
 
+impl SocketGuard {
+    /// Puts the socket in the place of another instance's.
+    pub(crate) fn place(&mut self, path: &Path) -> Result<(), RendezvousError> {
+        fs::rename(&self.path, path)
+            .map_err(|source| RendezvousError::Io { path: path.to_owned(), source })?;
+        path.clone_into(&mut self.path);
+        Ok(())
+    }
+}
+
 impl Drop for SocketGuard {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|found| found == self.identity) {
@@ -103,19 +113,23 @@ fn bind_at(path: &Path) -> Result<(UnixListener, SocketGuard, bool), RendezvousE
         Err(error) => return Err(failed(error)),
     };
 
-    // Under a name of its own until no other user can open it.
+    let (listener, mut guard) = bind_beside(path)?;
+    guard.place(path)?;
+    Ok((listener, guard, was_left))
+}
+
+/// Creates the socket under a name of its own, until it is [placed](SocketGuard::place): before no other user can open it, or while another
+/// instance has the path.
+pub(crate) fn bind_beside(path: &Path) -> Result<(UnixListener, SocketGuard), RendezvousError> {
+    let failed = |source| RendezvousError::Io { path: path.to_owned(), source };
     let new = path.with_extension(format!("{}.new", process::id()));
     let listener = UnixListener::bind(&new).map_err(failed)?;
+    let identity = identity(&new).map_err(failed)?;
+    let guard = SocketGuard { path: new, identity };
     let only_us = fs::Permissions::from_mode(0o600);
-    let placed = fs::set_permissions(&new, only_us).and_then(|()| fs::rename(&new, path));
-    if let Err(error) = placed {
-        let _ = fs::remove_file(&new);
-        return Err(failed(error));
-    }
-
+    fs::set_permissions(&guard.path, only_us).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
-    let identity = identity(path).map_err(failed)?;
-    Ok((listener, SocketGuard { path: path.to_owned(), identity }, was_left))
+    Ok((listener, guard))
 }
 
 /// Returns whether a process listens.

@@ -1,6 +1,6 @@
 //! The server side.
 
-use std::{cell::Cell, io, rc::Rc, time::Duration};
+use std::{cell::Cell, io, os::fd::OwnedFd, rc::Rc, time::Duration};
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use vigie::{
@@ -9,20 +9,33 @@ use vigie::{
     time::{sleep, timeout},
 };
 
+use crate::takeover::{self, HandedListener, TAKEN, TAKEOVER};
+
 /// The maximum number of concurrent clients; further ones are refused.
 const READERS_MAX: u32 = 16;
 /// The longest line of a client.
 const LINE_BYTES_MAX: u64 = 256;
+/// The number of flows that one client may take over.
+const FLOWS_MAX: usize = 65_536;
 /// The time that a client may take to send a request, or to take its answer.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time for which accepting pauses after a failure: descriptors may be short.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Turns a request into a line of JSON.
-pub(crate) type ReplyFn = Rc<dyn Fn(&str) -> String>;
+/// What an instance answers.
+pub(crate) trait Answers {
+    /// Turns a request into a line of JSON.
+    fn answer(&self, line: &str) -> String;
+
+    /// Returns its listeners, for a process that takes over; or why not.
+    fn listeners(&self) -> Result<Vec<(HandedListener, OwnedFd)>, String>;
+
+    /// Process `pid` has taken over the listeners of these flows. Returns a line of JSON.
+    fn taken(&self, pid: i32, flows: Vec<String>) -> String;
+}
 
 /// Answers clients, until it is dropped.
-pub(crate) async fn serve(listener: UnixListener, answer: ReplyFn) {
+pub(crate) async fn serve(listener: UnixListener, answers: Rc<dyn Answers>) {
     let readers = Rc::new(Cell::new(0));
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -33,18 +46,19 @@ pub(crate) async fn serve(listener: UnixListener, answer: ReplyFn) {
             continue;
         }
         readers.set(readers.get() + 1);
-        let (readers, answer) = (Rc::clone(&readers), Rc::clone(&answer));
+        let (readers, answers) = (Rc::clone(&readers), Rc::clone(&answers));
         let reader = spawn_local(async move {
             // Errors only concern this client.
-            let _ = timeout(READER_TIMEOUT, converse(stream, &answer)).await;
+            let _ = timeout(READER_TIMEOUT, converse(stream, &*answers)).await;
             readers.set(readers.get() - 1);
         });
         reader.detach();
     }
 }
 
-async fn converse(stream: UnixStream, answer: &ReplyFn) -> io::Result<()> {
+async fn converse(stream: UnixStream, answers: &dyn Answers) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
+    let mut taken = Vec::new();
     loop {
         let mut line = Vec::new();
         (&mut stream).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).await?;
@@ -52,8 +66,30 @@ async fn converse(stream: UnixStream, answer: &ReplyFn) -> io::Result<()> {
             // The end, or a line without one.
             return Ok(());
         }
-        let mut reply = answer(String::from_utf8_lossy(&line).trim()).into_bytes();
-        reply.push(b'\n');
-        stream.write_all(&reply).await?;
+        let line = String::from_utf8_lossy(&line);
+        let line = line.trim();
+        if let Some(flow) = line.strip_prefix(TAKEN).and_then(|rest| rest.strip_prefix(' ')) {
+            taken.push(flow.to_owned());
+            if taken.len() > FLOWS_MAX {
+                return Ok(());
+            }
+            continue;
+        }
+        let mut reply = match line {
+            TAKEN => {
+                let pid = stream.get_ref().peer_cred()?.pid().unwrap_or(0);
+                answers.taken(pid, std::mem::take(&mut taken))
+            }
+            TAKEOVER => match answers.listeners() {
+                Ok(listeners) => {
+                    takeover::hand_out(stream.get_ref(), &listeners).await?;
+                    String::new()
+                }
+                Err(error) => serde_json::json!({ "error": error }).to_string(),
+            },
+            line => answers.answer(line),
+        };
+        reply.push('\n');
+        stream.write_all(reply.as_bytes()).await?;
     }
 }
