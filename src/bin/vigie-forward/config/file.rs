@@ -483,6 +483,14 @@ mod tests {
                 format!("{relay}check = {{ ever = '1s' }}\n"),
                 &["line 4", "`ever`", "mean `every`?"][..],
             ),
+            (
+                format!("[process]\ntakeover = '/a'\nstats_socket = '/b'\n{relay}"),
+                &["`takeover`", "remove `stats_socket`"],
+            ),
+            (
+                "[process]\ntakeover = '/a'\n[[l2]]\nbetween = ['a', 'b']\n".to_owned(),
+                &["line 3", "`takeover`", "relays"],
+            ),
             (format!("[process]\nmetrics = '9100'\n{relay}"), &["line 2", "127.0.0.1:9100"]),
             (format!("[process]\nmetrics = '127.0.0.1:1'\n{relay}"), &["line 3", "`metrics`"]),
             (
