@@ -322,10 +322,19 @@ impl Attempt {
             }
             match carry_out(step, look, backend) {
                 Probe::Ready(found) => {
-                    self.found(learner);
                     // No look succeeded: others may need the core.
-                    if matches!(step, SpinStep::Yield(_)) && !learner.peers().are_oversubscribed() {
+                    if let SpinStep::Yield(count) = step
+                        && !learner.peers().are_oversubscribed()
+                    {
+                        let now = backend.now();
+                        // Of several yields, an unknown number was done.
+                        if count == 1 {
+                            spin_wait.note(now);
+                        }
+                        self.found(learner);
                         learner.plan(now);
+                    } else {
+                        self.found(learner);
                     }
                     return SpinOutcome::Ready(found);
                 }

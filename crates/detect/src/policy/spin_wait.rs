@@ -72,6 +72,8 @@ pub struct WaitSituation {
     pub spinning_pays: bool,
     /// True if the core was away for long when it was last yielded: to a thread that computes.
     pub are_yields_expensive: bool,
+    /// True if yielding the core usually returns at once: no other thread waits for it, whatever the load says.
+    pub are_yields_vain: bool,
 }
 
 impl WaitSituation {
@@ -87,6 +89,7 @@ impl WaitSituation {
             load,
             spinning_pays: true,
             are_yields_expensive: false,
+            are_yields_vain: false,
         }
     }
 
@@ -145,7 +148,9 @@ impl WaitPlan {
         if spin_max.is_zero() || !spinning_pays {
             return Self { spin: Duration::ZERO, yield_core: Duration::ZERO, turn, sleep, all };
         }
-        let spins = !peers.are_oversubscribed() && load.is_core_free();
+        // A load that others cause now and then does not matter while no thread takes the core when it is offered.
+        let is_core_left = load.is_core_free() || (situation.are_yields_vain && !load.has_quota);
+        let spins = !peers.are_oversubscribed() && is_core_left;
         let spin = if spins { spin_max.min(one) } else { Duration::ZERO };
         // Looking without result uses up a quota; yielding lets the awaited threads run. A crowd yields for as long as all of it may take,
         // also beside a thread that computes: each one that sleeps is woken by all others.
@@ -313,14 +318,16 @@ impl SpinWait {
         }
     }
 
-    /// As many times as the turn has time for, but at least once per turn.
+    /// As many times as the turn has time for, but at least once per turn; once after looks, so that its time is known even if the event is
+    /// there then.
     fn yield_core(&self, is_first: bool) -> SpinStep {
+        let most = if matches!(self.last, SpinStep::Spin(_)) { 1 } else { YIELDS_MAX };
         if !self.has_turns {
-            return SpinStep::Yield(YIELDS_MAX);
+            return SpinStep::Yield(most);
         }
         let left = self.plan.turn.saturating_sub(self.turn);
         let room = self.yields.usual().map_or(0, |each| left.as_nanos() / each.as_nanos().max(1));
-        match u32::try_from(room).unwrap_or(YIELDS_MAX).min(YIELDS_MAX) {
+        match u32::try_from(room).unwrap_or(most).min(most) {
             0 if is_first => SpinStep::Yield(1),
             0 => SpinStep::Pause,
             count => SpinStep::Yield(count),

@@ -178,8 +178,13 @@ impl WaitHistory {
     pub(crate) fn plan(&mut self, now: Instant, policy: &dyn Policy, situation: WaitSituation) {
         let spinning_pays = self.spin_balance.is_positive();
         let are_yields_expensive = self.backoff.is_paused(now);
-        self.plan =
-            policy.plan_wait(&WaitSituation { spinning_pays, are_yields_expensive, ..situation });
+        let are_yields_vain = self.yields.are_vain();
+        self.plan = policy.plan_wait(&WaitSituation {
+            spinning_pays,
+            are_yields_expensive,
+            are_yields_vain,
+            ..situation
+        });
     }
 }
 

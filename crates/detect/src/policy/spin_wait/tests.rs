@@ -112,7 +112,13 @@ fn the_first_step_suits_the_peers() {
         let situation = WaitSituation { load: crowded, ..situation };
         assert_eq!(first(&situation, balanced), SpinStep::Yield(YIELDS_MAX));
     }
+    // A busy machine, on which no thread takes this core when it is offered.
+    let busy = Load { is_oversubscribed: true, was_preempted: true, has_quota: false };
+    let vain = |situation| WaitSituation { load: busy, are_yields_vain: true, ..situation };
+    assert_eq!(first(&vain(pair), balanced), SpinStep::Spin(8));
+    assert_eq!(first(&vain(many), balanced), SpinStep::Yield(YIELDS_MAX));
     let quota = Load { has_quota: true, ..Load::default() };
+    assert_eq!(first(&WaitSituation { load: quota, ..vain(pair) }, balanced), SpinStep::Sleep);
     assert_eq!(first(&WaitSituation { load: quota, ..pair }, balanced), SpinStep::Sleep);
     assert!(matches!(first(&WaitSituation { load: quota, ..many }, balanced), SpinStep::Yield(_)));
 }

@@ -6,7 +6,7 @@ use proptest::{prop_assert, proptest};
 use super::*;
 use crate::{
     clock::{Instant, nanos},
-    policy::{Adaptive, Costs, Reactivity, SpinStep},
+    policy::{Adaptive, Costs, Load, Reactivity, SpinStep},
 };
 
 type Nanos = u64;
@@ -217,4 +217,49 @@ fn a_core_is_not_given_to_who_computes() {
     assert!((0..100).all(|_| wait(&mut waits, 2 * MICRO)));
     // This many waits pass before the first one is timed, and one more.
     assert!(lost - 100_000 * MICRO < now / 50, "{lost} of {now}");
+}
+
+/// Goal: a pair on a machine that looks busy spins once yields have shown that its core is not wanted, yields first again once another
+/// thread takes the core, and spins again when that thread is gone. Method: waits in virtual time that end in their first step, or in the
+/// yield after all looks.
+#[test]
+fn a_pair_spins_while_its_core_is_left_alone() {
+    let busy = Load { is_oversubscribed: true, was_preempted: true, has_quota: false };
+    let situation =
+        WaitSituation { load: busy, ..situation(Peers { count: 2, cores: 2 }, 20 * MICRO) };
+    let policy = Adaptive::default();
+    let mut waits = WaitHistory::new(&policy, &situation, 8);
+    let at = Instant::from_nanos;
+    let mut now = 0;
+    // A wait whose event comes in the first yield of the core. Returns whether it looked before.
+    let mut wait = |waits: &mut WaitHistory, away: Nanos| {
+        let first = waits.first(true);
+        let looks = matches!(first, SpinStep::Spin(_));
+        let timed = waits.begin_timed(true, first, || at(now));
+        let mut spin_wait = timed.unwrap_or_else(|| waits.begin(true, first));
+        let mut step = first;
+        while let SpinStep::Spin(_) | SpinStep::Pause = step {
+            now += MICRO;
+            if step == SpinStep::Pause {
+                spin_wait.begin_turn();
+            }
+            step = spin_wait.next(at(now));
+        }
+        let SpinStep::Yield(count) = step else { panic!("it sleeps") };
+        now += away * u64::from(count);
+        spin_wait.note(at(now));
+        waits.found(&spin_wait);
+        waits.plan(at(now), &policy, situation);
+        looks
+    };
+    assert!(!wait(&mut waits, 250));
+    for _ in 0..3 {
+        let until = (0..1_000).take_while(|_| !wait(&mut waits, 250)).count();
+        assert!(until < 100, "{until} waits before it looks first");
+        assert!((0..100).all(|_| wait(&mut waits, 250)));
+        // Another thread that waits too, and gives the core back.
+        let until = (0..1_000).take_while(|_| wait(&mut waits, 2_000)).count();
+        assert!(until < 100, "{until} waits before it yields first");
+        assert!((0..100).all(|_| !wait(&mut waits, 2_000)));
+    }
 }
