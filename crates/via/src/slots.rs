@@ -78,15 +78,22 @@ impl SlotKey for u32 {
 }
 
 impl<T> Slots<T> {
-    #[inline]
+    // Always inline: the value is then made in its slot, field by field, and not copied by words that wait for the fields' stores.
+    #[inline(always)]
     pub(crate) fn insert(&mut self, value: T) -> u64 {
         // Not by `try_insert`, which would move the value once more to give it back.
         if let Some(index) = self.free.pop()
             && let Some(entry) = self.entries.get_mut(index as usize)
         {
-            entry.value = Some(value);
+            // There is nothing to drop, which the compiler does not know.
+            std::mem::forget(entry.value.replace(value));
             return SlotKey::new(entry.generation, index);
         }
+        self.insert_new(value)
+    }
+
+    #[cold]
+    fn insert_new(&mut self, value: T) -> u64 {
         self.try_insert(value).unwrap_or_else(|_| panic!("more than 2^32 requests at once"))
     }
 }
@@ -138,19 +145,38 @@ impl<T, K: SlotKey> Slots<T, K> {
     }
 
     pub(crate) fn remove(&mut self, key: K) -> Option<T> {
-        let entry = self.entries.get_mut(key.index() as usize)?;
-        if entry.generation != key.generation() {
-            return None;
+        let value = self.get_mut_slot(key)?.take()?;
+        self.release(key);
+        Some(value)
+    }
+
+    /// As [`remove`](Self::remove), but drops the value where it is instead of moving it.
+    #[inline]
+    pub(crate) fn discard(&mut self, key: K) {
+        if let Some(value) = self.get_mut_slot(key)
+            && value.is_some()
+        {
+            *value = None;
+            self.release(key);
         }
-        let value = entry.value.take()?;
-        // No key is reused: a slot that has used all its generations is retired.
+    }
+
+    #[inline]
+    fn get_mut_slot(&mut self, key: K) -> Option<&mut Option<T>> {
+        let entry = self.entries.get_mut(key.index() as usize)?;
+        (entry.generation == key.generation()).then_some(&mut entry.value)
+    }
+
+    /// Frees an emptied slot. No key is reused: one that has used all its generations is retired.
+    #[inline]
+    fn release(&mut self, key: K) {
+        let Some(entry) = self.entries.get_mut(key.index() as usize) else { return };
         if entry.generation < K::GENERATION_MAX {
             entry.generation += 1;
             self.free.push(key.index());
         } else {
             self.retired_count += 1;
         }
-        Some(value)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (K, &T)> {

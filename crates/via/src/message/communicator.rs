@@ -404,7 +404,7 @@ impl<P: Provider> Communicator<P> {
         let looked = wait.look_first(|| {
             inner.with(|engine| {
                 for _ in 0..POLLS_PER_LOCK {
-                    if let Some(begun) = engine.receive_begun(pattern, sink) {
+                    if let Some(begun) = engine.receive_begun(&pattern, sink) {
                         return Probe::Ready(begun);
                     }
                 }

@@ -64,6 +64,12 @@ impl Envelope {
     #[inline]
     #[must_use]
     pub fn encode(&self) -> [u8; ENVELOPE_BYTES] {
+        self.bits().to_le_bytes()
+    }
+
+    /// Returns these bytes as a number, which travels in registers.
+    #[inline]
+    pub(super) fn bits(&self) -> u128 {
         let kind = match self.kind {
             FrameKind::Eager => 1,
             FrameKind::First => 2,
@@ -72,13 +78,11 @@ impl Envelope {
             FrameKind::Loaned => 5,
             FrameKind::Reserved => 6_u128,
         };
-        let bits = kind
-            | u128::from(self.flags) << 8
+        kind | u128::from(self.flags) << 8
             | u128::from(self.context) << 16
             | u128::from(self.tag) << 32
             | u128::from(self.id) << 64
-            | u128::from(self.length) << 96;
-        bits.to_le_bytes()
+            | u128::from(self.length) << 96
     }
 
     /// Returns the envelope in these bytes, or `None` if they have an unknown kind or flag.

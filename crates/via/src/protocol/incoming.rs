@@ -63,16 +63,17 @@ impl ArrivedFrame {
     }
 }
 
-/// The messages that the caller itself receives: their data goes straight to its sink.
+/// The messages that the caller itself receives: their data goes straight to its sink. Patterns are borrowed: a copy is made by words
+/// that are wider than the fields, and would wait for their stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReceiveInterest {
+pub(super) enum ReceiveInterest<'a> {
     Nothing,
     /// Any message that fits and comes in one frame.
-    Now(Pattern),
+    Now(&'a Pattern),
     /// The same, to be read in place.
-    View(Pattern),
+    View(&'a Pattern),
     /// Any message that fits: one in several frames becomes a request, which the caller is given.
-    Begin(Pattern),
+    Begin(&'a Pattern),
     /// The message of this request.
     Request(u64),
 }
@@ -80,7 +81,7 @@ pub(super) enum ReceiveInterest {
 /// The caller's own receive.
 #[derive(Debug)]
 pub(super) struct DirectReceive<'a, S: Sink + ?Sized> {
-    pub(super) interest: ReceiveInterest,
+    pub(super) interest: ReceiveInterest<'a>,
     pub(super) sink: &'a mut S,
     pub(super) result: Option<Status>,
     pub(super) view: Option<View>,
@@ -90,7 +91,7 @@ pub(super) struct DirectReceive<'a, S: Sink + ?Sized> {
 
 impl<'a, S: Sink + ?Sized> DirectReceive<'a, S> {
     #[inline]
-    pub(super) const fn new(interest: ReceiveInterest, sink: &'a mut S) -> Self {
+    pub(super) const fn new(interest: ReceiveInterest<'a>, sink: &'a mut S) -> Self {
         Self { interest, sink, result: None, view: None, begun: None }
     }
 
@@ -113,7 +114,7 @@ impl<P: Provider> MessageEngine<P> {
         let is_area = matches!(arrival.origin, Origin::Area(_));
         let rank = arrival.rank;
         let handled = if envelope.kind == FrameKind::Eager {
-            self.eager(&envelope, arrival, direct)
+            self.eager(&envelope, &mut arrival, direct)
         } else {
             self.other_frame(&envelope, arrival, direct)
         };
@@ -205,13 +206,13 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Moves a frame's payload to the heap.
-    fn take(&self, arrival: ArrivedFrame) -> MessagePart {
-        match arrival.origin {
-            Origin::Heap(bytes) => MessagePart::new(bytes, arrival.start),
+    fn take(&self, arrival: &mut ArrivedFrame) -> MessagePart {
+        match &mut arrival.origin {
+            Origin::Heap(bytes) => MessagePart::new(std::mem::take(bytes), arrival.start),
             Origin::Area(offset) => {
                 let mut bytes = Vec::new();
                 if let Some(link) = reliable(&self.peers, arrival.rank) {
-                    let at = u64::from(offset) + to_u64(arrival.start);
+                    let at = u64::from(*offset) + to_u64(arrival.start);
                     let read = link.area.memory.read_onto(at, arrival.length, &mut bytes);
                     debug_assert!(read.is_ok(), "found inside");
                 }
@@ -220,12 +221,12 @@ impl<P: Provider> MessageEngine<P> {
         }
     }
 
-    /// Handles a whole message.
+    /// Handles a whole message. The frame is borrowed: a copy of it would wait for the last change to it.
     #[inline]
     fn eager<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        arrival: ArrivedFrame,
+        arrival: &mut ArrivedFrame,
         direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         if arrival.length != envelope.length as usize {
@@ -259,12 +260,12 @@ impl<P: Provider> MessageEngine<P> {
             let taken = if direct.view.is_some() {
                 arrival.length
             } else {
-                self.copy(&arrival, direct.sink, 0)
+                self.copy(arrival, direct.sink, 0)
             };
             let is_truncated = taken < arrival.length;
             direct.result = Some(Status::new(label, u64::from(envelope.length), is_truncated));
             if let Some(own) = taker {
-                self.requests.remove(own);
+                self.requests.discard(own);
             }
             if envelope.has(FLAG_SYNCHRONOUS) {
                 self.queue_control(arrival.rank, Control::Matched { request: envelope.id.into() });
@@ -319,7 +320,7 @@ impl<P: Provider> MessageEngine<P> {
         if matches!(interest, ReceiveInterest::View(_)) {
             direct.interest = ReceiveInterest::Nothing;
         }
-        let handled = self.eager(envelope, piece, direct);
+        let handled = self.eager(envelope, &mut piece, direct);
         direct.interest = interest;
         if let Some(link) = reliable_mut(&mut self.peers, rank) {
             link.reader.release_held(hold);
@@ -331,7 +332,7 @@ impl<P: Provider> MessageEngine<P> {
         &mut self,
         envelope: &Envelope,
         label: Label,
-        arrival: ArrivedFrame,
+        arrival: &mut ArrivedFrame,
         taker: Option<u64>,
     ) -> Result<(), &'static str> {
         let total = u64::from(envelope.length);
@@ -567,7 +568,7 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Keeps a frame of a message on the heap: behind the bytes that are there, so that its receiver can have them without a copy.
-    fn keep(&mut self, key: u64, arrival: ArrivedFrame) {
+    fn keep(&mut self, key: u64, mut arrival: ArrivedFrame) {
         let Some(message) = self.messages.get_mut(key) else { return };
         let receive = message.request.and_then(|request| match self.requests.get(request) {
             Some(RequestEntry::Receive(receive)) => Some(receive),
@@ -576,7 +577,7 @@ impl<P: Provider> MessageEngine<P> {
         let limit = receive.map_or(u64::MAX, |receive| receive.limit);
         let room = to_usize(limit.saturating_sub(message.arrived)).min(arrival.length);
         let Origin::Area(offset) = arrival.origin else {
-            let mut part = self.take(arrival);
+            let mut part = self.take(&mut arrival);
             part.clip(room);
             if let Some(message) = self.messages.get_mut(key) {
                 message.park(part);

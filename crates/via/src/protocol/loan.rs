@@ -251,7 +251,7 @@ impl<P: Provider> MessageEngine<P> {
             return None;
         }
         let mut nowhere = Discard;
-        let mut direct = DirectReceive::new(ReceiveInterest::View(pattern), &mut nowhere);
+        let mut direct = DirectReceive::new(ReceiveInterest::View(&pattern), &mut nowhere);
         for _ in 0..64 {
             if !self.step(&mut direct) {
                 self.flush();

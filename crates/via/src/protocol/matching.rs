@@ -183,16 +183,8 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
     }
 
     fn insert(&mut self, keys: [u128; N], value: T) -> u32 {
-        let is_alone = self.len() == 0;
-        self.inserted += 1;
-        let node = IndexNode { order: self.inserted, value, keys, links: [(NONE, NONE); N] };
-        let id = if let Some(id) = self.free.pop() {
-            self.nodes[id as usize] = Some(node);
-            id
-        } else {
-            self.nodes.push(Some(node));
-            u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
-        };
+        let (is_alone, id) = (self.len() == 0, self.next_id());
+        let mut links = [(NONE, NONE); N];
         if is_alone {
             self.solo = Some(id);
             self.has_lists = std::array::from_fn(|lane| lane == 0);
@@ -201,9 +193,16 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
             for lane in 0..N {
                 if self.has_lists[lane] {
                     first.into_iter().for_each(|first| self.link(first, lane));
-                    self.link(id, lane);
+                    links[lane].0 = self.append(keys[lane], id, lane);
                 }
             }
+        }
+        self.inserted += 1;
+        let node = Some(IndexNode { order: self.inserted, value, keys, links });
+        if self.free.pop().is_some() {
+            self.nodes[id as usize] = node;
+        } else {
+            self.nodes.push(node);
         }
         id
     }
@@ -211,18 +210,24 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
     /// Puts a node at the end of its list.
     fn link(&mut self, id: u32, lane: usize) {
         let Some(key) = self.node(id).map(|node| node.keys[lane]) else { return };
-        let previous = self.append(key, id);
+        let previous = self.append(key, id, lane);
         if let Some(node) = self.node_mut(id) {
             node.links[lane] = (previous, NONE);
         }
+    }
+
+    /// Makes `id` the last of a list, and the next of the one before it. Returns that one, or `NONE`.
+    #[inline]
+    fn append(&mut self, key: u128, id: u32, lane: usize) -> u32 {
+        let previous = self.replace_last(key, id);
         if let Some(node) = self.node_mut(previous) {
             node.links[lane].1 = id;
         }
+        previous
     }
 
-    /// Makes `id` the last of a list. Returns the one before it, or `NONE`.
     #[inline]
-    fn append(&mut self, key: u128, id: u32) -> u32 {
+    fn replace_last(&mut self, key: u128, id: u32) -> u32 {
         if let Some((current, (_, last))) = &mut self.current
             && *current == key
         {
@@ -246,14 +251,17 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
         }
     }
 
-    /// Changes the ends of a list, or removes it.
+    /// Returns the ends of a list, to be changed.
     #[inline]
-    fn set_list(&mut self, key: u128, list: Option<(u32, u32)>) {
-        if self.current.is_some_and(|(current, _)| current == key) {
-            self.current = list.map(|list| (key, list));
-        } else if let Some(list) = list {
-            self.lists.insert(key, list);
-        } else {
+    fn list_mut(&mut self, key: u128) -> Option<&mut (u32, u32)> {
+        match &mut self.current {
+            Some((current, list)) if *current == key => Some(list),
+            _ => self.lists.get_mut(&key),
+        }
+    }
+
+    fn remove_list(&mut self, key: u128) {
+        if self.current.take_if(|(current, _)| *current == key).is_none() {
             self.lists.remove(&key);
         }
     }
@@ -287,15 +295,14 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
             if let Some(node) = self.node_mut(next) {
                 node.links[lane].0 = previous;
             }
-            if previous != NONE && next != NONE {
-                continue;
+            match (previous, next) {
+                (NONE, NONE) => self.remove_list(key),
+                (NONE, next) => self.list_mut(key).into_iter().for_each(|list| list.0 = next),
+                (previous, NONE) => {
+                    self.list_mut(key).into_iter().for_each(|list| list.1 = previous);
+                }
+                _ => {}
             }
-            let list = match (previous, next) {
-                (NONE, NONE) => None,
-                (NONE, next) => self.list(key).map(|(_, last)| (next, last)),
-                (previous, _) => self.list(key).map(|(first, _)| (first, previous)),
-            };
-            self.set_list(key, list);
         }
         Some(node.value)
     }
@@ -357,9 +364,6 @@ impl PostedReceives {
         if let Some(id) = self.index.solo {
             return self.index.node(id)?.value.0.matches(label).then_some(id);
         }
-        if self.index.len() == 0 {
-            return None;
-        }
         if self.shapes[1..] == [0; 3] {
             let Label { context, source, tag } = label;
             let exact = Pattern { context, source: Some(source), tag: Some(tag) };
@@ -373,7 +377,13 @@ impl PostedReceives {
     /// Takes the receive that was posted first among those that a message fits.
     #[inline]
     pub(super) fn take(&mut self, label: Label) -> Option<u64> {
-        let id = self.find(label)?;
+        let Label { context, source, tag } = label;
+        if self.index.len() == 0 { None } else { self.take_posted(context, source, tag) }
+    }
+
+    /// As [`take`](Self::take). A label that was put together just now travels in registers.
+    fn take_posted(&mut self, context: u16, source: u32, tag: u32) -> Option<u64> {
+        let id = self.find(Label { context, source, tag })?;
         self.remove(id)
     }
 }

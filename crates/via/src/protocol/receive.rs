@@ -70,7 +70,7 @@ impl<P: Provider> MessageEngine<P> {
             }
             return result;
         }
-        let mut direct = DirectReceive::new(ReceiveInterest::Now(pattern), sink);
+        let mut direct = DirectReceive::new(ReceiveInterest::Now(&pattern), sink);
         for _ in 0..BUDGET {
             let before = self.unexpected.len();
             if !self.step(&mut direct) {
@@ -133,8 +133,7 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Binds a waiting message to a new receive.
-    fn bind(&mut self, mut receive: ReceiveRequest, key: u64) -> u64 {
-        receive.state = ReceiveState::Matched { message: key };
+    fn bind(&mut self, receive: ReceiveRequest, key: u64) -> u64 {
         let request = self.requests.insert(RequestEntry::Receive(receive));
         if let Some(node) = self.messages.get_mut(key).and_then(|message| message.node.take()) {
             self.unexpected.remove(node);
@@ -146,7 +145,7 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Posts a receive: the earliest message that fits belongs to it, now or when it arrives.
     pub fn post_receive(&mut self, pattern: Pattern) -> RequestId {
-        self.post(ReceiveRequest::new(pattern, ReceiveState::Posted { node: 0 }))
+        self.post(pattern, u64::MAX, true)
     }
 
     /// As [`post_receive`](Self::post_receive), for a receive that takes at most `limit` bytes of its message, or that
@@ -158,21 +157,25 @@ impl<P: Provider> MessageEngine<P> {
         limit: u64,
         is_attended: bool,
     ) -> RequestId {
-        let receive = ReceiveRequest::new(pattern, ReceiveState::Posted { node: 0 });
-        self.post(ReceiveRequest { limit, is_attended, ..receive })
+        self.post(pattern, limit, is_attended)
     }
 
-    fn post(&mut self, mut receive: ReceiveRequest) -> RequestId {
-        let pattern = receive.pattern;
+    fn post(&mut self, pattern: Pattern, limit: u64, is_attended: bool) -> RequestId {
+        let receive = |state| {
+            let receive = ReceiveRequest::new(pattern, state);
+            ReceiveRequest { limit, is_attended, ..receive }
+        };
         if let Some((_, key)) = self.unexpected.find(&pattern) {
-            return RequestId(self.bind(receive, key));
+            return RequestId(self.bind(receive(ReceiveState::Matched { message: key }), key));
         }
-        if let Some(error) = self.hopeless(&pattern) {
-            receive.state = ReceiveState::Failed(error);
-            return RequestId(self.requests.insert(RequestEntry::Receive(receive)));
+        let state = match self.hopeless(&pattern) {
+            Some(error) => ReceiveState::Failed(error),
+            None => ReceiveState::Posted { node: self.posted.next_node() },
+        };
+        let request = self.requests.insert(RequestEntry::Receive(receive(state)));
+        if let ReceiveState::Failed(_) = state {
+            return RequestId(request);
         }
-        receive.state = ReceiveState::Posted { node: self.posted.next_node() };
-        let request = self.requests.insert(RequestEntry::Receive(receive));
         self.posted.post(pattern, request);
         pattern.source.into_iter().for_each(|rank| self.need(rank));
         RequestId(request)

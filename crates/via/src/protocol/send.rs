@@ -140,6 +140,7 @@ impl<P: Provider> MessageEngine<P> {
         if mode != SendMode::Synchronous
             && let Some((head, frame)) = self.head_at_once(route, to_u64(bytes.len()))
         {
+            let head = head.to_le_bytes();
             let slices = [IoSlice::new(&head), IoSlice::new(bytes)];
             if self.frame_at_once(dest, &slices, frame) {
                 return Ok(SendState::Done);
@@ -154,18 +155,15 @@ impl<P: Provider> MessageEngine<P> {
         let Some((head, frame)) = self.head_at_once(route, length) else {
             return false;
         };
+        let head = head.to_le_bytes();
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         gather(&head, body, 0, to_usize(length), &mut slices)
             .is_some_and(|count| self.frame_at_once(route.dest, &slices[..count], frame))
     }
 
-    /// Returns the envelope of a message that may be sent at once, and the length of its frame.
+    /// Returns the envelope of a message that may be sent at once, as a number, and the length of its frame.
     #[inline]
-    fn head_at_once(
-        &self,
-        route: MessageRoute,
-        length: u64,
-    ) -> Option<([u8; ENVELOPE_BYTES], u32)> {
+    fn head_at_once(&self, route: MessageRoute, length: u64) -> Option<(u128, u32)> {
         let MessageRoute { dest, context, tag, mode } = route;
         let peer = self.peers.get(dest as usize)?;
         let frame = length + to_u64(ENVELOPE_BYTES);
@@ -175,7 +173,7 @@ impl<P: Provider> MessageEngine<P> {
         let (length, frame) = (u32::try_from(length).ok()?, u32::try_from(frame).ok()?);
         let flags = if mode == SendMode::Ready { FLAG_READY } else { 0 };
         let kind = FrameKind::Eager;
-        let head = Envelope { kind, flags, context, tag, id: NO_REQUEST, length }.encode();
+        let head = Envelope { kind, flags, context, tag, id: NO_REQUEST, length }.bits();
         Some((head, frame))
     }
 

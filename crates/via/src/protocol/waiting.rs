@@ -30,15 +30,15 @@ impl<P: Provider> MessageEngine<P> {
     #[inline]
     pub(crate) fn receive_begun<S: Sink + ?Sized>(
         &mut self,
-        pattern: Pattern,
+        pattern: &Pattern,
         sink: &mut S,
     ) -> Option<Begun> {
         if self.unexpected.len() > 0
-            && let Some(received) = self.receive_unexpected(&pattern, sink)
+            && let Some(received) = self.receive_unexpected(pattern, sink)
         {
             return Some(match received {
                 Some(status) => Begun::Received(status),
-                None => Begun::Open(self.post_receive(pattern)),
+                None => Begun::Open(self.post_receive(*pattern)),
             });
         }
         let mut direct = DirectReceive::new(ReceiveInterest::Begin(pattern), sink);
@@ -69,7 +69,7 @@ impl<P: Provider> MessageEngine<P> {
         }
         let state = ReceiveState::Posted { node: 0 };
         let request =
-            self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(pattern, state)));
+            self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(*pattern, state)));
         direct.interest = ReceiveInterest::Request(request);
         direct.begun = Some(RequestId(request));
         Some(request)

@@ -313,6 +313,9 @@ pub(crate) struct ViCore {
     received: VecDeque<Completion>,
 }
 
+/// Stands in the place of a completion until that is written.
+const NOTHING: Completion = Completion::new(ViId(0), Queue::Send, 0, Status::Done);
+
 impl ViCore {
     pub(crate) const fn new(id: ViId, attributes: ViAttributes) -> Self {
         Self {
@@ -383,11 +386,14 @@ impl ViCore {
     /// Delivers a completion to `cq`, to which its queue is attached, if there is one.
     #[inline]
     pub(crate) fn deliver(&mut self, cq: Option<&mut VecDeque<Completion>>, done: Completion) {
-        match (cq, done.queue) {
-            (Some(cq), _) => cq.push_back(done),
-            (None, Queue::Send) => self.sent.push_back(done),
-            (None, Queue::Receive) => self.received.push_back(done),
-        }
+        let queue = match (cq, done.queue) {
+            (Some(cq), _) => cq,
+            (None, Queue::Send) => &mut self.sent,
+            (None, Queue::Receive) => &mut self.received,
+        };
+        // Written in its place: a copy, by words that are wider than the fields, would wait for the stores of the fields.
+        let last = queue.push_back_mut(NOTHING);
+        *last = done;
     }
 
     /// Delivers a completion.

@@ -48,7 +48,7 @@ fn envelope(kind: FrameKind, tag: u32, length: u32) -> Envelope {
 /// Delivers a whole message of five bytes, for a caller that wants `interest`.
 fn eager(
     engine: &mut MessageEngine<SimNic>,
-    interest: ReceiveInterest,
+    interest: ReceiveInterest<'_>,
     tag: u32,
 ) -> (Option<Status>, Vec<u8>) {
     let mut bytes = Vec::new();
@@ -87,12 +87,12 @@ fn a_caller_gets_its_own_at_once() {
     for posts in [false, true] {
         for (interest, tag, is_taken) in [
             (ReceiveInterest::Nothing, 1, false),
-            (ReceiveInterest::Now(tagged(1)), 1, true),
-            (ReceiveInterest::Now(tagged(1)), 2, false),
-            (ReceiveInterest::Begin(tagged(1)), 1, true),
-            (ReceiveInterest::Begin(tagged(1)), 2, false),
+            (ReceiveInterest::Now(&tagged(1)), 1, true),
+            (ReceiveInterest::Now(&tagged(1)), 2, false),
+            (ReceiveInterest::Begin(&tagged(1)), 1, true),
+            (ReceiveInterest::Begin(&tagged(1)), 2, false),
             // It is not in the area, so that it cannot be read there.
-            (ReceiveInterest::View(tagged(1)), 1, false),
+            (ReceiveInterest::View(&tagged(1)), 1, false),
         ] {
             let mut engine = lone();
             let posted = posts.then(|| engine.post_receive(tagged(tag)));
@@ -125,7 +125,8 @@ fn a_polled_receive_gets_its_own_at_once() {
     }
     let mut engine = lone();
     let mut bytes = Vec::new();
-    let mut direct = DirectReceive::new(ReceiveInterest::Now(tagged(1)), &mut bytes);
+    let pattern = tagged(1);
+    let mut direct = DirectReceive::new(ReceiveInterest::Now(&pattern), &mut bytes);
     for _ in 0..2 {
         let frame = arrival(&envelope(FrameKind::Eager, 1, 5), &[]);
         assert_eq!(engine.frame(frame, &mut direct), Ok(()));
@@ -141,7 +142,8 @@ fn a_place_that_is_too_short_clips() {
     for (room, flags) in [(0, 0), (4, FLAG_SYNCHRONOUS), (5, 0), (6, FLAG_SYNCHRONOUS)] {
         let mut engine = lone();
         let mut place = vec![0; room];
-        let mut direct = DirectReceive::new(ReceiveInterest::Now(tagged(1)), &mut place[..]);
+        let pattern = tagged(1);
+        let mut direct = DirectReceive::new(ReceiveInterest::Now(&pattern), &mut place[..]);
         let head = Envelope { flags, id: 3, ..envelope(FrameKind::Eager, 1, 5) };
         assert_eq!(engine.frame(arrival(&head, &[]), &mut direct), Ok(()));
         let status = direct.result.expect("it fits the pattern");
@@ -422,7 +424,8 @@ fn a_message_begins_for_its_caller() {
     for (tag, fits) in [(1, true), (2, false)] {
         let mut engine = lone();
         let mut bytes = Vec::new();
-        let mut direct = DirectReceive::new(ReceiveInterest::Begin(tagged(tag)), &mut bytes);
+        let pattern = tagged(tag);
+        let mut direct = DirectReceive::new(ReceiveInterest::Begin(&pattern), &mut bytes);
         let opening = Opening { total: 100, ..Opening::default() }.encode();
         let frame = arrival(&envelope(FrameKind::First, 1, 40), &opening);
         assert_eq!(engine.frame(frame, &mut direct), Ok(()));
