@@ -521,3 +521,64 @@ fn peers_meet_after_one_gave_up() {
         assert_eq!(connected, [true; 2], "alone {alone}, hears {hears}");
     }
 }
+
+/// Goal: of the VIs at one completion queue, the awaited one's completions come first, and those of another one come too, even if only the
+/// former's are asked for. Method: a message of the other one, then some of the awaited one, taken without any other call; both ways round.
+#[test]
+fn the_awaited_comes_first_and_others_come_too() {
+    for awaited in [0, 1] {
+        let mut receiver = Shm::open().expect("a NIC");
+        let (tag, cq) = (receiver.create_tag(), receiver.create_cq().expect("a queue"));
+        let attributes = ViAttributes {
+            reliability: Reliability::ReliableDelivery,
+            tag,
+            send_cq: None,
+            receive_cq: Some(cq),
+            allows_write: false,
+            allows_read: false,
+        };
+        let deadline = Instant::now() + PATIENCE;
+        let mut senders = [0; 2].map(|_| End::new(Reliability::ReliableDelivery));
+        let vis = [b"one", b"two"].map(|_| receiver.create_vi(attributes).expect("a VI"));
+        for ((sender, vi), name) in senders.iter_mut().zip(vis).zip([b"one", b"two"]) {
+            let (own, its) = (receiver.address(), sender.nic.address());
+            sender.nic.connect_peer(Connect::new(sender.vi, &own, name, deadline)).expect("asked");
+            receiver.connect_peer(Connect::new(vi, &its, name, deadline)).expect("asked");
+            for cookie in 0..32 {
+                let receive = ReceiveDescriptor { cookie, segments: &[] };
+                receiver.post_receive(vi, &receive).expect("room");
+            }
+        }
+        let mut connected = 0;
+        while connected < 4 {
+            let now = Instant::now();
+            assert!(now < deadline, "{connected} of 4 ends are connected");
+            receiver.progress(now);
+            connected += usize::from(receiver.next_event().is_some());
+            for sender in &mut senders {
+                sender.nic.progress(now);
+                connected += usize::from(sender.nic.next_event().is_some());
+            }
+        }
+
+        let mut send = |from: usize| {
+            let End { nic, vi, .. } = &mut senders[from];
+            let descriptor = SendDescriptor {
+                operation: Operation::Send,
+                cookie: 5,
+                immediate: Some(1),
+                is_signaled: false,
+                remote: None,
+                data: Data::Segments(&[]),
+            };
+            nic.post_send(*vi, &descriptor).expect("room");
+        };
+        send(1 - awaited);
+        (0..32).for_each(|_| send(awaited));
+        let mut next = || receiver.poll_cq_for(cq, vis[awaited]).map(|completion| completion.vi);
+        assert_eq!(next(), Some(vis[awaited]));
+        let rest: Vec<_> = (0..100).filter_map(|_| next()).collect();
+        assert_eq!(rest.len(), 32, "{rest:?}");
+        assert_eq!(rest.iter().filter(|vi| **vi == vis[1 - awaited]).count(), 1);
+    }
+}

@@ -17,7 +17,7 @@ use super::{
     link::{self, COOKIE_STAGED, SendOutcome, Staging, rank_of},
     matching::{PostedReceives, UnexpectedMessages},
     payload::{Discard, Sink},
-    peer::{LoopbackItem, LoopbackLink, Peer, PeerLink},
+    peer::{LoopbackItem, LoopbackLink, Peer, PeerLink, reliable},
     receive::{UNATTENDED_AFTER, UnattendedMessage},
     reliable::{ErrorControlCounters, HEADER_BYTES},
     request::{IncomingMessage, RequestEntry},
@@ -405,7 +405,12 @@ impl<P: Provider> MessageEngine<P> {
     /// Takes one completion. Returns whether there was one.
     #[inline]
     pub(super) fn step<S: Sink + ?Sized>(&mut self, direct: &mut DirectReceive<'_, S>) -> bool {
-        if let Some(completion) = self.nic.poll_cq(self.cq) {
+        let link = direct.source.and_then(|rank| reliable(&self.peers, rank));
+        let completion = match link {
+            Some(link) => self.nic.poll_cq_for(self.cq, link.vi),
+            None => self.nic.poll_cq(self.cq),
+        };
+        if let Some(completion) = completion {
             self.worked = self.worked.wrapping_add(1);
             self.complete(&completion, direct);
             return true;

@@ -82,6 +82,8 @@ pub(super) enum ReceiveInterest<'a> {
 #[derive(Debug)]
 pub(super) struct DirectReceive<'a, S: Sink + ?Sized> {
     pub(super) interest: ReceiveInterest<'a>,
+    /// The rank whose message is awaited: what others have sent may be taken later.
+    pub(super) source: Option<u32>,
     pub(super) sink: &'a mut S,
     pub(super) result: Option<Status>,
     pub(super) view: Option<View>,
@@ -92,7 +94,13 @@ pub(super) struct DirectReceive<'a, S: Sink + ?Sized> {
 impl<'a, S: Sink + ?Sized> DirectReceive<'a, S> {
     #[inline]
     pub(super) const fn new(interest: ReceiveInterest<'a>, sink: &'a mut S) -> Self {
-        Self { interest, sink, result: None, view: None, begun: None }
+        let source = match interest {
+            ReceiveInterest::Now(pattern)
+            | ReceiveInterest::View(pattern)
+            | ReceiveInterest::Begin(pattern) => pattern.source,
+            ReceiveInterest::Nothing | ReceiveInterest::Request(_) => None,
+        };
+        Self { interest, source, sink, result: None, view: None, begun: None }
     }
 
     pub(super) const fn nothing(sink: &'a mut S) -> Self {

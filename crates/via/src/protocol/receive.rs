@@ -198,6 +198,7 @@ impl<P: Provider> MessageEngine<P> {
                 return Poll::Ready(Err(RequestError::Unknown));
             };
             receive.is_attended = true;
+            let source = receive.pattern.source;
             match receive.state {
                 ReceiveState::Posted { .. } => {}
                 ReceiveState::Failed(error) => {
@@ -216,6 +217,7 @@ impl<P: Provider> MessageEngine<P> {
                 }
             }
             let mut direct = DirectReceive::new(ReceiveInterest::Request(id.0), sink);
+            direct.source = source;
             if !self.step(&mut direct) && !self.flush() {
                 return Poll::Pending;
             }

@@ -47,6 +47,8 @@ const SOCKET_POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// The most sockets served per poll, and the most packets of each.
 const EVENTS_MAX: usize = 64;
 const PACKETS_MAX: usize = 16;
+/// One in this many polls for one VI polls all rings: peers wait for credit, and for answers.
+const ALONE_MAX: u32 = 16;
 
 /// A NIC over shared memory. See the [module](super).
 ///
@@ -73,6 +75,8 @@ pub struct Shm {
     has_polled_sockets: bool,
     /// The index at which the next poll of the rings begins, so that no VI is always the last.
     first: usize,
+    /// How many times in a row one ring was polled instead of all.
+    alone: u32,
     tag_count: u32,
 }
 
@@ -146,6 +150,7 @@ impl Shm {
             next_socket_poll: Instant::from_nanos(0),
             has_polled_sockets: false,
             first: 0,
+            alone: 0,
             tag_count: 0,
         };
 
@@ -172,6 +177,17 @@ impl Shm {
         self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))
     }
 
+    /// Polls the ring of one VI, unless it is time to poll all. Returns whether anything was done.
+    #[inline]
+    fn poll_ring(&mut self, name: ViId) -> bool {
+        self.alone += 1;
+        if self.alone >= ALONE_MAX {
+            self.alone = 0;
+            return self.poll_rings();
+        }
+        self.vis.get_mut(name.0).is_some_and(|vi| vi.work(&mut self.nic_state))
+    }
+
     /// Polls all rings. Returns whether anything was done.
     #[inline]
     fn poll_rings(&mut self) -> bool {
@@ -194,6 +210,29 @@ impl Shm {
             self.forget_ended();
         }
         is_news
+    }
+
+    /// Returns the next completion, after `poll` if none waits.
+    #[inline]
+    fn poll_cq_after(
+        &mut self,
+        cq: CqId,
+        poll: impl FnOnce(&mut Self) -> bool,
+    ) -> Option<Completion> {
+        let found = self.nic_state.cqs.get_mut(cq.0)?;
+        let completion = match found.completions.pop_front() {
+            Some(completion) => completion,
+            None => {
+                if !poll(self) {
+                    return None;
+                }
+                self.nic_state.cqs.get_mut(cq.0)?.completions.pop_front()?
+            }
+        };
+        if let Some(vi) = self.vis.get_mut(completion.vi.0) {
+            vi.core.release(completion.queue);
+        }
+        Some(completion)
     }
 
     #[cold]
@@ -578,20 +617,12 @@ impl Provider for Shm {
 
     #[inline]
     fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
-        let found = self.nic_state.cqs.get_mut(cq.0)?;
-        let completion = match found.completions.pop_front() {
-            Some(completion) => completion,
-            None => {
-                if !self.poll_rings() {
-                    return None;
-                }
-                self.nic_state.cqs.get_mut(cq.0)?.completions.pop_front()?
-            }
-        };
-        if let Some(vi) = self.vis.get_mut(completion.vi.0) {
-            vi.core.release(completion.queue);
-        }
-        Some(completion)
+        self.poll_cq_after(cq, Self::poll_rings)
+    }
+
+    #[inline]
+    fn poll_cq_for(&mut self, cq: CqId, vi: ViId) -> Option<Completion> {
+        self.poll_cq_after(cq, |nic| nic.poll_ring(vi))
     }
 
     fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {

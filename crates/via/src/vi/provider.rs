@@ -510,6 +510,14 @@ pub trait Provider: Send + 'static {
     /// Returns the next completion of a completion queue, after looking for new ones.
     fn poll_cq(&mut self, cq: CqId) -> Option<Completion>;
 
+    /// As [`poll_cq`](Self::poll_cq) for a caller that awaits a completion of `vi`: those of other VIs may be left until later calls, but
+    /// not for more than a bounded number of them.
+    #[inline]
+    fn poll_cq_for(&mut self, cq: CqId, vi: ViId) -> Option<Completion> {
+        let _ = vi;
+        self.poll_cq(cq)
+    }
+
     /// Returns the next completion of a VI's queue that is not attached to a completion queue.
     fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion>;
 
