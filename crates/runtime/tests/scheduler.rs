@@ -44,6 +44,8 @@ mod hybrid {
     #[path = "../../src/flavor/hybrid/worker_slot.rs"]
     pub(crate) mod worker_slot;
 }
+#[path = "scheduler/alike.rs"]
+mod alike;
 #[path = "scheduler/census.rs"]
 mod census;
 #[path = "scheduler/checks.rs"]

@@ -153,7 +153,7 @@ const UNKNOWN: u32 = u32::MAX;
 /// Polls below this are all alike.
 const LEAST_POLL_NS: f64 = 1_000.0;
 
-/// Returns the moving average of a task's polls after one of `used` nanoseconds. A poll near the average counts a quarter. One
+/// Returns the moving average of polls after one of `used` nanoseconds. A poll near the average counts a quarter. One
 /// that is more than twice or less than half of it moves the average by a quarter of the way up or an eighth down, on a logarithmic
 /// scale: a single long request on a connection does not make the next twenty wait as if they were long, and a task that computes in
 /// every second poll still counts as one that computes.
@@ -162,7 +162,7 @@ const LEAST_POLL_NS: f64 = 1_000.0;
     clippy::cast_sign_loss,
     reason = "between two numbers of 32 bits"
 )]
-fn average(before: u32, used: u32) -> u32 {
+pub(crate) fn average(before: u32, used: u32) -> u32 {
     if used / 2 <= before && before / 2 <= used {
         return before - before / 4 + used / 4;
     }

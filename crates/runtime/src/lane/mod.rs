@@ -13,7 +13,7 @@ mod trust;
 use std::fmt;
 
 pub(crate) use self::{
-    credit::{Account, Credit, SharedCredit, is_for_credit},
+    credit::{Account, Credit, SharedCredit, average, is_for_credit},
     queue::{ComputeQueue, Rank, RankedQueue},
     share::Share,
     trust::{Early, Trust, most_ns},

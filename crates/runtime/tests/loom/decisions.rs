@@ -20,7 +20,7 @@ const LONG: Rank = Rank { place: 1, needs_ns: 0, is_short: false };
 const SHORT: Rank = Rank { place: 2, needs_ns: 0, is_short: true };
 
 const fn limits(quantum: Duration) -> Limits {
-    Limits { brief_ns: u64::MAX, quantum, gave_way: false }
+    Limits { brief_ns: u64::MAX, quantum, gave_way: false, is_free: false }
 }
 
 /// Runs `check` for the first of two workers, for each number of `cases`.

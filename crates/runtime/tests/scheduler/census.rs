@@ -19,7 +19,7 @@ use super::{
 };
 
 const LONG_POLL: Duration = Duration::from_micros(200);
-const QUANTUM: Duration = Duration::from_millis(1);
+pub(crate) const QUANTUM: Duration = Duration::from_millis(1);
 
 /// A world of two workers in which nothing happens on its own.
 fn world() -> World {
@@ -410,6 +410,7 @@ fn brief_tasks_alone_react_in_a_crowd() {
                     brief_ns: model.injected().brief_ns(now.as_nanos()),
                     quantum: QUANTUM,
                     gave_way: false,
+                    is_free: false,
                 };
                 order::choose_rank(&account, None, false, now.as_nanos(), limits).is_none()
             };

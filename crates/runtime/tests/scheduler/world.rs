@@ -393,7 +393,8 @@ impl World {
         let quantum = self.options.quantum;
         let brief_ns = self.injected().brief_ns(now);
         // Computations yield, and nothing in this world has a budget.
-        let limits = Limits { brief_ns, quantum, gave_way: false };
+        let is_free = local.is_some_and(|local| local.own().is_free(self));
+        let limits = Limits { brief_ns, quantum, gave_way: false, is_free };
         let rank = order::choose_rank(&cell.account, woken_ns, was_running, now, limits);
         let lane = if rank.is_some() { Lane::Compute } else { Lane::Reaction };
         cell.lane.set(lane);

@@ -14,7 +14,7 @@ use super::{
     worker_slot::{Blocked, WorkerSlot},
 };
 use crate::{
-    lane::{Account, Cause, ComputeQueue, Lane, Rank, Share},
+    lane::{Account, Cause, ComputeQueue, Lane, Rank, Share, average},
     parking::{
         idle::{Idle, SearcherSwap},
         watchdog::Watchdog,
@@ -36,6 +36,10 @@ const ROB_EVERY: Duration = Duration::from_micros(50);
 /// A task whose usual poll is no longer than this may wake others without calling a worker for them.
 const SHORT_NS: u32 = 20_000;
 
+/// A task whose usual poll is no longer than this may react to an event without credit while no computation waits: less than the budget of
+/// a poll, at which floods end theirs.
+const SMALL_NS: u32 = 40_000;
+
 /// A task whose usual poll is no longer than this, and than half a long poll, is brief: the supervisor checks its polls later.
 pub(crate) const BRIEF_NS: u64 = 100_000;
 
@@ -54,8 +58,10 @@ const CONGESTION_LASTS_NS: u64 = 20_000_000;
 /// A worker's absence counts for no more than this.
 const AWAY_NS: u64 = 1_000_000;
 
-/// The longer the lane is crowded, the briefer a task must be to react, down to this.
+/// The longer the lane is crowded, the briefer a task must be to react, down to this, or to so many times the lane's usual poll: tasks
+/// that are alike stay together.
 const BRIEFEST_NS: u64 = 10_000;
+const BRIEFEST_POLLS: u64 = 4;
 
 /// The time for which looks must have come regularly before workers are trusted to look unprompted.
 const STEADY: Duration = Duration::from_millis(2);
@@ -89,11 +95,12 @@ impl<T> Injected<T> {
         }
     }
 
-    /// Records that a thread's reaction lane has not run empty for `busy_ns`.
-    fn note_busy(&self, now: u64, busy_ns: u64) {
+    /// Records that a thread's reaction lane, with polls of usually `usual_ns`, has not run empty for `busy_ns`.
+    fn note_busy(&self, now: u64, busy_ns: u64, usual_ns: u32) {
         if busy_ns >= CONGESTED_NS {
             let halvings = (busy_ns / CONGESTED_NS).ilog2();
-            self.brief_ns.store((BRIEF_NS >> halvings.min(63)).max(BRIEFEST_NS), Ordering::Relaxed);
+            let briefest = BRIEFEST_NS.max(BRIEFEST_POLLS * u64::from(usual_ns));
+            self.brief_ns.store((BRIEF_NS >> halvings.min(63)).max(briefest), Ordering::Relaxed);
             self.congested_until.store(now.saturating_add(CONGESTION_LASTS_NS), Ordering::Relaxed);
         }
     }
@@ -282,6 +289,8 @@ pub(crate) struct Limits {
     pub(crate) quantum: Duration,
     /// The task was polled, and yielded at the end of its budget.
     pub(crate) gave_way: bool,
+    /// No computation waits that the task could delay.
+    pub(crate) is_free: bool,
 }
 
 /// The longest turn of a task of the compute lane that keeps yielding.
@@ -294,10 +303,17 @@ pub(crate) fn choose_rank(
     woken_ns: Option<&Cell<u64>>,
     was_running: bool,
     now: u64,
-    Limits { brief_ns, quantum, gave_way }: Limits,
+    Limits { brief_ns, quantum, gave_way, is_free }: Limits,
 ) -> Option<Rank> {
     let lane = account.choose_lane(was_running, now);
     let usual = account.usual_ns();
+    // Those that an event wakes are few: a core has no more than twenty that use up their credit. In one lane they are served in the order
+    // of their events, and in two some of them many times before the others.
+    let is_event = woken_ns.is_none() && !was_running;
+    let is_small = || usual.is_some_and(|usual| usual <= SMALL_NS);
+    if lane == Lane::Compute && is_free && is_event && is_small() {
+        return None;
+    }
     let is_one_of_many = woken_ns.is_some_and(|woken_ns| {
         let cost = SWITCH_NS + u64::from(usual.unwrap_or(0));
         woken_ns.replace(woken_ns.get().saturating_add(cost)) > WOKEN_MOST_NS
@@ -373,6 +389,12 @@ impl<T> OwnQueues<'_, T> {
         parts.computing().get(self.worker?)
     }
 
+    /// Returns whether no computation waits here, or for any thread.
+    pub(crate) fn is_free<P: Parts<Task = T>>(&self, parts: &P) -> bool {
+        let is_empty = |own: &ComputeQueue<T>| own.is_empty();
+        self.computing(parts).is_some_and(is_empty) && parts.injected().compute.is_empty()
+    }
+
     /// Returns whether tasks wait where this thread queues those that it makes ready.
     pub(crate) fn has_more<P: Parts<Task = T>>(&self, parts: &P) -> bool {
         match self.computing(parts) {
@@ -422,8 +444,9 @@ pub(crate) struct Turns {
     stole_at: Instant,
     /// The time at which it last looked for reactions behind late polls, and counted all waiting computation.
     relieved_at: Instant,
-    /// The time for which its reaction lane has not run empty.
+    /// The time for which its reaction lane has not run empty, and the lane's usual poll.
     busy_ns: u64,
+    reaction_ns: u32,
     /// The number of tasks that waited in all compute lanes then: a worker's part of them, since the workers share the debt to computation.
     computing: usize,
     /// The thread whose reaction lane it looks into first.
@@ -449,6 +472,7 @@ impl Turns {
             stole_at: Instant::from_nanos(0),
             relieved_at: Instant::from_nanos(0),
             busy_ns: 0,
+            reaction_ns: 0,
             computing: 0,
             victim: 0,
             is_substitute: false,
@@ -503,7 +527,7 @@ impl Turns {
         let passed = u64::try_from((now - self.relieved_at).as_nanos()).unwrap_or(u64::MAX);
         self.relieved_at = now;
         self.busy_ns = self.busy_ns.saturating_add(passed.min(AWAY_NS));
-        parts.injected().note_busy(now.as_nanos(), self.busy_ns);
+        parts.injected().note_busy(now.as_nanos(), self.busy_ns, self.reaction_ns);
     }
 
     /// A worker without computation of its own pays its reactions' debt to the computation of other threads.
@@ -829,6 +853,10 @@ impl Turns {
         lane: Lane,
         nanos: u64,
     ) {
+        if lane == Lane::Reaction {
+            let used = u32::try_from(nanos).unwrap_or(u32::MAX);
+            self.reaction_ns = average(self.reaction_ns, used);
+        }
         if let Some(since) = self.extra_since.take() {
             charge_extra(parts, since, nanos);
         }

@@ -219,7 +219,8 @@ impl HybridShared {
             });
         }
         let woken_ns = (local.cause.get() == Cause::Poll).then_some(&local.woken_ns);
-        let rank = self.choose_rank(&task, woken_ns, was_running, now);
+        let is_free = local.own().is_free(self);
+        let rank = self.choose_rank(&task, woken_ns, (was_running, is_free), now);
         let (cause, is_short) = (local.cause.get(), local.is_short.get());
         let waking = WakeContext { cause, was_running, is_short, turn_began };
         self.queue_here(&local.own(), task, rank, waking);
@@ -229,7 +230,7 @@ impl HybridShared {
         let ready = foreign_ready_time();
         let now = ready.nanos().unwrap_or(0);
         task.metadata().note_ready(ready);
-        let rank = self.choose_rank(&task, None, info.woken_while_running, now);
+        let rank = self.choose_rank(&task, None, (info.woken_while_running, false), now);
         self.queue_from_outside(task, rank, now);
     }
 
@@ -237,7 +238,7 @@ impl HybridShared {
         &self,
         task: &Runnable,
         woken_ns: Option<&Cell<u64>>,
-        was_running: bool,
+        (was_running, is_free): (bool, bool),
         now: u64,
     ) -> Option<Rank> {
         let account = &task.metadata().account;
@@ -245,6 +246,7 @@ impl HybridShared {
             brief_ns: self.injected.brief_ns(now),
             quantum: self.options.quantum,
             gave_way: was_running && budget::has_ended(),
+            is_free,
         };
         order::choose_rank(account, woken_ns, was_running, now, limits)
     }
