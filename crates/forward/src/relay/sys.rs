@@ -2,12 +2,12 @@
 
 #![expect(
     unsafe_code,
-    reason = "SIOCOUTQ, SO_MEMINFO, SO_RCVLOWAT and UDP_GRO, which rustix does not offer"
+    reason = "SIOCOUTQ, SO_MEMINFO, SO_RCVLOWAT, UDP_GRO and recvmmsg, which rustix does not offer"
 )]
 
 use std::{
-    io,
-    mem::MaybeUninit,
+    io, mem,
+    net::{Ipv6Addr, SocketAddr, SocketAddrV6},
     os::fd::{AsFd, AsRawFd},
     ptr,
 };
@@ -69,16 +69,100 @@ pub(super) fn merge_datagrams(socket: &impl AsFd) {
 /// The length of `struct cmsghdr`: a length, a level and a type.
 const CONTROL_HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
 /// Room for one control message with a number.
-pub(super) const CONTROL_BYTES: usize = CONTROL_HEADER_BYTES + size_of::<usize>();
+const CONTROL_BYTES: usize = CONTROL_HEADER_BYTES + size_of::<usize>();
 
-/// Returns the length of merged datagrams, from the control message that came with them, if there is one. `space` must be initialised.
-pub(super) fn segment_of(space: &[MaybeUninit<u8>; CONTROL_BYTES]) -> Option<usize> {
-    // SAFETY: the one caller has initialised all bytes, and nothing makes bytes uninitialised again.
-    let bytes = space.map(|byte| unsafe { byte.assume_init() });
-    let (header, number) = bytes.split_at(CONTROL_HEADER_BYTES);
+/// Returns the length of merged datagrams, from the control message that came with them, if there is one.
+fn segment_of(control: &[u8; CONTROL_BYTES]) -> Option<usize> {
+    let (header, number) = control.split_at(CONTROL_HEADER_BYTES);
     let kind = [libc::SOL_UDP.to_ne_bytes(), libc::UDP_GRO.to_ne_bytes()].concat();
     let number = libc::c_int::from_ne_bytes(*number.first_chunk()?);
     (header[size_of::<usize>()..] == kind).then(|| usize::try_from(number).ok())?
+}
+
+/// The most messages of one [`receive_many`].
+pub(super) const ARRIVALS_MAX: usize = 32;
+
+/// A message that has arrived: a datagram, or several that were merged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    pub(super) bytes: usize,
+    /// The length of merged datagrams.
+    pub(super) segment: Option<usize>,
+    pub(super) from: Option<SocketAddr>,
+}
+
+/// The length of `struct sockaddr_in6`, the longer one of an IP socket.
+const NAME_BYTES: usize = size_of::<libc::sockaddr_in6>();
+
+/// Returns the address in a `struct sockaddr_in` or `sockaddr_in6`.
+fn address_of(name: &[u8; NAME_BYTES]) -> Option<SocketAddr> {
+    let [family, port] = [0, 2].map(|at| [name[at], name[at + 1]]);
+    let word = |at: usize| name[at..].first_chunk::<4>().copied();
+    let port = u16::from_be_bytes(port);
+    match u16::from_ne_bytes(family).into() {
+        libc::AF_INET => Some((word(4)?, port).into()),
+        libc::AF_INET6 => {
+            let ip = Ipv6Addr::from(*name[8..].first_chunk::<16>()?);
+            let [flow, scope] = [word(4)?, word(24)?].map(u32::from_ne_bytes);
+            Some(SocketAddrV6::new(ip, port, flow, scope).into())
+        }
+        _ => None,
+    }
+}
+
+/// Receives what is there, without waiting (`recvmmsg`), and adds it to `arrivals`: the message `n` goes into the part `n` of `room`, whose parts have `part_bytes` each.
+/// If fewer than [`ARRIVALS_MAX`] have arrived, no more were there, or an error that the socket reports next.
+pub(super) fn receive_many(
+    socket: &impl AsFd,
+    room: &mut [u8],
+    part_bytes: usize,
+    arrivals: &mut Vec<Arrival>,
+) -> io::Result<()> {
+    let mut names = [[0_u8; NAME_BYTES]; ARRIVALS_MAX];
+    // Aligned like the headers in it.
+    let mut controls = [[0_usize; CONTROL_BYTES / size_of::<usize>()]; ARRIVALS_MAX];
+    // SAFETY: these structures of numbers and pointers may be zero.
+    let mut parts: [libc::iovec; ARRIVALS_MAX] = unsafe { mem::zeroed() };
+    // SAFETY: the same.
+    let mut messages: [libc::mmsghdr; ARRIVALS_MAX] = unsafe { mem::zeroed() };
+    let places = names.iter_mut().zip(&mut controls).zip(&mut parts).zip(&mut messages);
+    let mut count = 0;
+    for ((((name, control), part), message), bytes) in places.zip(room.chunks_exact_mut(part_bytes))
+    {
+        *part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: part_bytes };
+        let header = &mut message.msg_hdr;
+        header.msg_name = name.as_mut_ptr().cast();
+        header.msg_namelen = libc::socklen_t::try_from(NAME_BYTES).unwrap_or(0);
+        (header.msg_iov, header.msg_iovlen) = (ptr::from_mut(part), 1);
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = CONTROL_BYTES as _;
+        count += 1;
+    }
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open while it is borrowed; the kernel writes to `count` messages, and where these point with the lengths beside
+    // the pointers: to `names`, `controls` and `room`, all of which are borrowed or owned here and are moved by nothing before the last use.
+    let received = unsafe {
+        libc::recvmmsg(
+            socket,
+            messages.as_mut_ptr(),
+            count,
+            libc::MSG_DONTWAIT as _,
+            ptr::null_mut(),
+        )
+    };
+    let Ok(received) = usize::try_from(received) else { return Err(io::Error::last_os_error()) };
+    for ((message, name), control) in messages.iter().zip(&names).zip(&controls).take(received) {
+        let mut bytes = [0; CONTROL_BYTES];
+        let words = bytes.chunks_exact_mut(size_of::<usize>()).zip(control);
+        words.for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
+        let arrival = Arrival {
+            bytes: usize::try_from(message.msg_len).unwrap_or(0).min(part_bytes),
+            segment: segment_of(&bytes),
+            from: address_of(name),
+        };
+        arrivals.push(arrival);
+    }
+    Ok(())
 }
 
 /// Returns the control message by which a train is cut into datagrams of `segment` bytes.

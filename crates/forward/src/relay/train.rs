@@ -1,17 +1,27 @@
-//! Trains of datagrams: what the kernel has merged of one sender's (UDP_GRO) is received in one call, and cut again when it is sent in one
-//! (UDP_SEGMENT). Boundaries and order stay as they were.
+//! Trains of datagrams: what is there is received in one call (`recvmmsg`), and of what one sender has sent in a row as many datagrams of one
+//! length as possible are sent in one (UDP_SEGMENT). Some have come as a train, merged by the kernel (UDP_GRO). Boundaries stay as they were, and so
+//! does the order of each sender's.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
-    mem::MaybeUninit,
+    fmt,
+    io::{self, IoSlice},
     net::SocketAddr,
 };
 
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 use socket2::{MsgHdr, SockAddr, SockRef};
 use vigie_detect::{detectors::readiness::Direction, net::UdpSocket};
 
-use super::sys::{CONTROL_BYTES, merge_datagrams, segment_control, segment_of};
+use super::sys::{ARRIVALS_MAX, Arrival, merge_datagrams, receive_many, segment_control};
+
+/// The maximum length of a message, a UDP datagram or some that were merged, rounded up.
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// The length of a message's place: the beginnings of all messages would otherwise compete for one set of each cache.
+const PLACE_BYTES: usize = MESSAGE_BYTES_MAX + (4 << 10) + 64;
+
+/// The most datagrams and bytes that the kernel sends as one train.
+const TRAIN_COUNT_MAX: usize = 64;
+const TRAIN_BYTES_MAX: usize = 65_000;
 
 /// A socket whose datagrams may come in trains.
 #[derive(Debug)]
@@ -20,31 +30,100 @@ pub(super) struct TrainSocket {
     is_simulated: bool,
 }
 
-/// Datagrams that have come together, each of `segment` bytes but the last one, which may be shorter.
+/// Datagrams of one sender, each of `segment` bytes but the last one, which may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Train<'a> {
-    bytes: &'a [u8],
+    /// All but the last one hold whole datagrams.
+    parts: &'a [IoSlice<'a>],
+    bytes: usize,
     segment: usize,
 }
 
-impl<'a> Train<'a> {
-    pub(super) const fn bytes(&self) -> usize {
-        self.bytes.len()
-    }
-
+impl Train<'_> {
     /// How many datagrams it has, at least one.
     pub(super) const fn count(&self) -> usize {
-        let count = self.bytes.len().div_ceil(self.segment);
+        let count = self.bytes.div_ceil(self.segment);
         if count == 0 { 1 } else { count }
     }
 
     /// Returns the datagrams, one by one.
-    fn each(&self) -> impl Iterator<Item = &'a [u8]> {
-        let (bytes, segment) = (self.bytes, self.segment);
-        (0..self.count()).map(move |at| {
-            let begin = at * segment;
-            &bytes[begin..(begin + segment).min(bytes.len())]
-        })
+    fn each(&self) -> impl Iterator<Item = &[u8]> {
+        let empty: Option<&[u8]> = (self.bytes == 0).then_some(&[]);
+        empty.into_iter().chain(self.parts.iter().flat_map(|part| part.chunks(self.segment)))
+    }
+}
+
+/// What was received by one call, and the room for it: 2 MiB, of which the kernel provides what was used once.
+pub(super) struct Arrivals {
+    room: Box<[u8]>,
+    arrivals: Vec<Arrival>,
+}
+
+impl fmt::Debug for Arrivals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrivals").field("arrivals", &self.arrivals).finish_non_exhaustive()
+    }
+}
+
+impl Arrivals {
+    pub(super) fn new() -> Self {
+        let room = vec![0; PLACE_BYTES * ARRIVALS_MAX].into();
+        Self { room, arrivals: Vec::with_capacity(ARRIVALS_MAX) }
+    }
+
+    /// Returns how many messages have arrived.
+    pub(super) const fn len(&self) -> usize {
+        self.arrivals.len()
+    }
+
+    /// Puts the datagrams of each sender together, and calls `use_train` with the trains and their senders.
+    pub(super) fn each_train(&self, mut use_train: impl FnMut(Train<'_>, Option<SocketAddr>)) {
+        let bytes = |at: usize, arrival: &Arrival| {
+            let begin = at * PLACE_BYTES;
+            IoSlice::new(&self.room[begin..begin + arrival.bytes])
+        };
+        let mut is_used = [false; ARRIVALS_MAX];
+        for (first, arrival) in self.arrivals.iter().enumerate() {
+            if is_used[first] {
+                continue;
+            }
+            let mut parts = [IoSlice::new(&[]); ARRIVALS_MAX];
+            parts[0] = bytes(first, arrival);
+            let mut count = 1;
+            let segment = arrival.segment.unwrap_or(arrival.bytes).max(1);
+            let mut train = Train { parts: &[], bytes: arrival.bytes, segment };
+            for (at, next) in self.arrivals.iter().enumerate().skip(first + 1) {
+                if next.from != arrival.from || is_used[at] {
+                    continue;
+                }
+                if !train.takes(next) {
+                    // Nothing that the sender has sent later may go before it.
+                    break;
+                }
+                is_used[at] = true;
+                parts[count] = bytes(at, next);
+                count += 1;
+                train.bytes += next.bytes;
+            }
+            use_train(Train { parts: &parts[..count], ..train }, arrival.from);
+        }
+    }
+}
+
+impl Train<'_> {
+    /// Returns whether a message may follow: it has as long datagrams, or is a shorter one, which is the last.
+    const fn takes(&self, next: &Arrival) -> bool {
+        let fits = match next.segment {
+            Some(segment) => segment == self.segment,
+            None => next.bytes <= self.segment,
+        };
+        let is_whole = self.bytes > 0 && self.bytes.is_multiple_of(self.segment);
+        let bytes = self.bytes + next.bytes;
+        is_whole
+            && next.bytes > 0
+            && fits
+            && bytes <= TRAIN_BYTES_MAX
+            && bytes.div_ceil(self.segment) <= TRAIN_COUNT_MAX
     }
 }
 
@@ -61,32 +140,37 @@ impl TrainSocket {
         &self.socket
     }
 
-    /// Receives what is there of one sender, without waiting. `room` must be as long as the longest datagram.
-    pub(super) fn try_receive<'a>(
-        &self,
-        room: &'a mut [u8],
-    ) -> io::Result<(Train<'a>, Option<SocketAddr>)> {
+    /// Receives what is there, without waiting: at most one message where the network is simulated. If it is fewer than could be, the socket counts
+    /// as not readable until something arrives.
+    pub(super) fn try_receive(&self, arrivals: &mut Arrivals) -> io::Result<()> {
+        arrivals.arrivals.clear();
         if self.is_simulated {
             // One that is connected does not tell the sender.
-            let received = match self.socket.peer_addr() {
-                Ok(_) => self.socket.try_recv(room).map(|bytes| (bytes, None)),
-                Err(_) => self.socket.try_recv_from(room).map(|(bytes, from)| (bytes, Some(from))),
+            let room = &mut arrivals.room;
+            let (bytes, from) = match self.socket.peer_addr() {
+                Ok(_) => (self.socket.try_recv(room)?, None),
+                Err(_) => {
+                    self.socket.try_recv_from(room).map(|(bytes, from)| (bytes, Some(from)))?
+                }
             };
-            let (bytes, from) = received?;
-            return Ok((Train { bytes: &room[..bytes], segment: bytes.max(1) }, from));
+            arrivals.arrivals.push(Arrival { bytes, segment: None, from });
+            return Ok(());
         }
+        let Arrivals { room, arrivals } = arrivals;
         let received = self.socket.as_async_fd().try_io(Direction::Read, |socket| {
-            let mut space = [MaybeUninit::new(0); CONTROL_BYTES];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut parts = [IoSliceMut::new(room)];
-            let received = recvmsg(socket, &mut parts, &mut control, RecvFlags::DONTWAIT)?;
-            drop(control);
-            Ok((received.bytes, received.address, segment_of(&space)))
+            receive_many(socket, room, PLACE_BYTES, arrivals)?;
+            // An error since the first of them has an edge of its own.
+            if arrivals.len() < ARRIVALS_MAX {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(())
         });
-        let (bytes, address, segment) = received?;
-        let from = address.and_then(|address| SocketAddr::try_from(address).ok());
-        let segment = segment.unwrap_or(bytes).max(1);
-        Ok((Train { bytes: &room[..bytes], segment }, from))
+        match received {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !arrivals.is_empty() => {
+                Ok(())
+            }
+            received => received,
+        }
     }
 
     /// Sends a train, to `to` unless the socket is connected, without waiting. Returns how many datagrams and bytes the kernel has taken, and the first
@@ -96,9 +180,9 @@ impl TrainSocket {
         train: Train<'_>,
         to: Option<SocketAddr>,
     ) -> (usize, usize, Option<io::Error>) {
-        if train.count() > 1 {
+        if train.count() > 1 && !self.is_simulated {
             match self.try_send_whole(train, to) {
-                Ok(()) => return (train.count(), train.bytes(), None),
+                Ok(()) => return (train.count(), train.bytes, None),
                 Err(error) if is_about_another(&error) => return (0, 0, Some(error)),
                 // Longer than the way takes, or an interface that computes no checksums: each alone may pass.
                 Err(_) => {}
@@ -127,8 +211,7 @@ impl TrainSocket {
     fn try_send_whole(&self, train: Train<'_>, to: Option<SocketAddr>) -> io::Result<()> {
         let control = segment_control(train.segment)?;
         let to = to.map(SockAddr::from);
-        let parts = [IoSlice::new(train.bytes)];
-        let message = MsgHdr::new().with_buffers(&parts).with_control(&control);
+        let message = MsgHdr::new().with_buffers(train.parts).with_control(&control);
         let message = match &to {
             Some(to) => message.with_addr(to),
             None => message,
@@ -142,4 +225,56 @@ impl TrainSocket {
 /// Whether an error is about an earlier datagram, so that this one was not tried.
 fn is_about_another(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ConnectionRefused
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Goal: the trains hold what has arrived, in the order of each sender, in as few as the kernel allows: all datagrams but the last of a train have
+        /// one length. Method: drawn messages, single and merged, of a few senders and lengths, against those of each sender in a row.
+        #[test]
+        fn trains_hold_what_each_sender_has_sent(
+            drawn in prop::collection::vec((0u16..3, 0usize..4, prop::option::of(2usize..5)), 0..=ARRIVALS_MAX),
+        ) {
+            let mut arrivals = Arrivals::new();
+            let mut sent = BTreeMap::<_, Vec<Vec<u8>>>::new();
+            for (at, (sender, length, merged)) in drawn.into_iter().enumerate() {
+                let from = Some(SocketAddr::from(([127, 0, 0, 1], sender)));
+                // The last of those that were merged is as long, or shorter.
+                let bytes = merged.map_or(length, |count| (count * length.max(1)) - at % length.max(1));
+                let segment = merged.map(|_| length.max(1));
+                arrivals.arrivals.push(Arrival { bytes, segment, from });
+                let place = &mut arrivals.room[at * PLACE_BYTES..][..bytes];
+                place.fill(u8::try_from(at).unwrap_or(0));
+                let datagrams = sent.entry(from).or_default();
+                match segment {
+                    Some(segment) => datagrams.extend(place.chunks(segment).map(<[u8]>::to_vec)),
+                    None => datagrams.push(place.to_vec()),
+                }
+            }
+            let mut came = BTreeMap::<_, Vec<Vec<u8>>>::new();
+            let mut before = BTreeMap::new();
+            arrivals.each_train(|train, from| {
+                let datagrams: Vec<_> = train.each().map(<[u8]>::to_vec).collect();
+                assert_eq!(train.count(), datagrams.len());
+                let (last, others) = datagrams.split_last().expect("at least one");
+                assert!(others.iter().all(|datagram| datagram.len() == train.segment));
+                assert!(others.is_empty() || (1..=train.segment).contains(&last.len()));
+                // It did not fit behind the one before.
+                let ended = before.insert(from, (train.segment, last.len()));
+                let fits = |(segment, last): (usize, usize)| {
+                    last == segment && (1..=segment).contains(&datagrams[0].len()) && datagrams.len() == 1
+                };
+                assert!(!ended.is_some_and(fits));
+                came.entry(from).or_default().extend(datagrams);
+            });
+            prop_assert_eq!(came, sent);
+        }
+    }
 }

@@ -27,30 +27,19 @@ use vigie_detect::{Instant, Server, net::UdpSocket};
 use super::{
     access::{AccessList, SourcePermit, Sources, access_setters},
     balance::{Balance, Balancer},
-    buffers::Buffers,
     counters::{Counter, counters},
     names,
     proxy::AddressRange,
     relay::ConnectionTask,
     settings::{BindError, RESOLVE_EVERY},
-    sys::dropped_datagrams,
+    sys::{ARRIVALS_MAX, dropped_datagrams},
     target::{Target, TargetStats, TargetUse, Targets, Upstream, are_weights},
-    train::{Train, TrainSocket},
-    wait::{Either, is_exhausted, select, timeout_at},
+    train::{Arrivals, Train, TrainSocket},
+    wait::{Either, is_exhausted, select, timeout_at, yield_now},
 };
-
-/// The maximum length of a UDP datagram, rounded up.
-const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 
 /// How long datagrams wait in the listening socket's queue for names to be resolved for the first time.
 const RESOLVE_FIRST_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// A session yields after this many datagrams.
-const BATCH_MAX: usize = 64;
-
-/// The maximum number of sessions that receive at the same time, one for each thread of an executor. A budget, not
-/// memory in use.
-const RECEIVING_MAX: usize = 256;
 
 /// Builds a [`UdpRelay`].
 #[derive(Clone, Debug)]
@@ -138,7 +127,7 @@ impl UdpRelayBuilder {
         let balancer = Balancer::new(self.balance, server.now().as_nanos());
         let shared = UdpShared {
             server: server.clone(),
-            buffers: Buffers::new(2 * RECEIVING_MAX * DATAGRAM_BYTES_MAX),
+            arrivals: Mutex::default(),
             settings: self,
             sessions: Mutex::new(BTreeMap::new()),
             counters: UdpCounters::default(),
@@ -201,7 +190,8 @@ pub struct UdpRelayHandle {
 struct UdpShared {
     server: Server,
     socket: Arc<TrainSocket>,
-    buffers: Buffers,
+    /// For the sessions that receive at the same time, one for each thread of an executor.
+    arrivals: Mutex<Vec<Arrivals>>,
     settings: UdpRelayBuilder,
     sessions: Mutex<Sessions>,
     counters: UdpCounters,
@@ -320,7 +310,7 @@ impl UdpRelay {
     pub async fn serve(self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
         let Self { shared, receiving, .. } = self;
         let (shared, mut receiving) = (&shared, Some(receiving));
-        let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
+        let mut arrivals = Arrivals::new();
         let mut draining = shared.draining.subscribe();
         let (_serving, serving) = watch::channel(());
         if shared.targets.names().next().is_some() {
@@ -352,7 +342,9 @@ impl UdpRelay {
                 None => return Ok(()),
                 Some(Either::Right(_)) => {}
                 Some(Either::Left(Ok(()))) => {
-                    shared.forward_all(&mut buffer, drain.is_some(), &mut spawn);
+                    if shared.forward_all(&mut arrivals, drain.is_some(), &mut spawn) {
+                        yield_now().await;
+                    }
                 }
                 Some(Either::Left(Err(error))) => return Err(error),
             }
@@ -413,22 +405,25 @@ impl UdpShared {
         if receives { self.socket.socket().readable().await } else { std::future::pending().await }
     }
 
-    /// Sends what has come from clients to the upstream.
+    /// Sends what has come from clients to the upstream. Returns whether more may be there.
     fn forward_all(
         self: &Arc<Self>,
-        buffer: &mut [u8],
+        arrivals: &mut Arrivals,
         is_draining: bool,
         spawn: &mut impl FnMut(ConnectionTask),
-    ) {
-        for _ in 0..BATCH_MAX {
-            match self.socket.try_receive(buffer) {
-                Ok((train, Some(client))) => self.forward(client, train, is_draining, spawn),
-                Ok((_, None)) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+    ) -> bool {
+        receive_all(&self.socket, arrivals, |received| {
+            match received {
+                Ok(arrivals) => arrivals.each_train(|train, client| {
+                    if let Some(client) = client {
+                        self.forward(client, train, is_draining, spawn);
+                    }
+                }),
                 // An error about a datagram to a client that is gone.
                 Err(_) => self.counters.unreachable.add(1),
             }
-        }
+            true
+        })
     }
 
     /// Sends a client's datagrams to the upstream, in its session.
@@ -561,29 +556,31 @@ impl UdpShared {
         Ok(TrainSocket::new(upstream, self.server.is_virtual()))
     }
 
-    /// Sends the upstream's available datagrams to the client.
-    fn back(&self, session: &Arc<UdpSession>) {
-        let Some(mut buffer) = self.buffers.take(DATAGRAM_BYTES_MAX) else {
-            return self.counters.dropped.add(1);
-        };
-        for _ in 0..BATCH_MAX {
-            match session.upstream.try_receive(&mut buffer) {
-                Ok((train, _)) => {
-                    session.touch(self.server.now());
-                    let health = &session.used.target.health;
-                    health.note_reached(|| self.server.now());
-                    health.note_answered(|| self.server.now());
-                    session.is_answered.store(true, Ordering::Relaxed);
-                    let (count, bytes, _) = self.socket.try_send(train, Some(session.client));
-                    self.counters.datagrams_down.add(count as u64);
-                    self.counters.bytes_down.add(bytes as u64);
-                    self.counters.dropped.add((train.count() - count) as u64);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if self.note_unreachable(session, &error) => return,
-                Err(_) => {}
-            }
-        }
+    /// Sends the upstream's available datagrams to the client. Returns whether more may be there.
+    fn back(&self, session: &Arc<UdpSession>) -> bool {
+        let free = || self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = free().pop();
+        let mut arrivals = kept.unwrap_or_else(Arrivals::new);
+        let has_more = receive_all(&session.upstream, &mut arrivals, |received| {
+            let arrivals = match received {
+                Ok(arrivals) => arrivals,
+                Err(error) => return !self.note_unreachable(session, &error),
+            };
+            session.touch(self.server.now());
+            let health = &session.used.target.health;
+            health.note_reached(|| self.server.now());
+            health.note_answered(|| self.server.now());
+            session.is_answered.store(true, Ordering::Relaxed);
+            arrivals.each_train(|train, _| {
+                let (count, bytes, _) = self.socket.try_send(train, Some(session.client));
+                self.counters.datagrams_down.add(count as u64);
+                self.counters.bytes_down.add(bytes as u64);
+                self.counters.dropped.add((train.count() - count) as u64);
+            });
+            true
+        });
+        free().push(arrivals);
+        has_more
     }
 
     /// Records that a session's target cannot be reached. Returns whether that ends the session, since there are other targets.
@@ -642,7 +639,11 @@ impl UdpShared {
             let readable = select(session.upstream.socket().readable(), changed);
             match timeout_at(&self.server, end, readable).await {
                 _ if session.is_over.load(Ordering::Relaxed) => return,
-                Ok(Some(Either::Left(Ok(())))) => self.back(&session),
+                Ok(Some(Either::Left(Ok(())))) => {
+                    if self.back(&session) {
+                        yield_now().await;
+                    }
+                }
                 Ok(Some(Either::Left(Err(_)))) => return,
                 Ok(Some(Either::Right(_))) => {}
                 Ok(None) if guard.expire() => return,
@@ -651,6 +652,27 @@ impl UdpShared {
             }
         }
     }
+}
+
+/// Receives as many messages as one call can, errors included, and calls `use_all` with them until it returns false. Returns whether more may be
+/// there: one poll should not take long.
+fn receive_all(
+    socket: &TrainSocket,
+    arrivals: &mut Arrivals,
+    mut use_all: impl FnMut(io::Result<&Arrivals>) -> bool,
+) -> bool {
+    let mut left = ARRIVALS_MAX;
+    while left > 0 {
+        let received = socket.try_receive(arrivals);
+        if matches!(&received, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            return false;
+        }
+        left = left.saturating_sub(arrivals.len().max(1));
+        if !use_all(received.map(|()| &*arrivals)) {
+            return false;
+        }
+    }
+    true
 }
 
 impl UdpSession {

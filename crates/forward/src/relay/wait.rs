@@ -36,6 +36,19 @@ pub(super) async fn timeout(
     timeout_at(server, server.now() + time, future).await.map(|_| ())
 }
 
+/// Lets other tasks run.
+pub(super) async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// The first of two results; the left one if both are ready.
 pub(super) enum Either<A, B> {
     Left(A),

@@ -1,6 +1,7 @@
 //! Datagrams: sessions, bounds, ends.
 
 use std::{
+    collections::BTreeMap,
     io::{self, IoSlice},
     net::SocketAddr,
     time::Duration,
@@ -246,6 +247,66 @@ fn trains_keep_their_boundaries() {
         }
         handle.drain(Duration::from_millis(1));
         task.await.expect("no panic")?;
+        Ok(())
+    });
+}
+
+/// Goal: datagrams that have come one by one, and are received and sent together, keep their boundaries, their number, and the order of each client's.
+/// Method: three clients send datagrams of drawn lengths by turns before the relay is polled; the target receives all of them from three sessions, and
+/// sends them back.
+#[test]
+fn what_has_come_together_is_sent_apart() {
+    run(async {
+        let target = UdpSocket::bind(local()).await?;
+        let server = Server::current().expect("a runtime");
+        let relay = UdpRelay::builder(local(), target.local_addr()?).bind_on(&server);
+        let relay = relay.expect("it listens");
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            clients.push(UdpSocket::bind(local()).await?);
+        }
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut sent = [const { Vec::new() }; 3];
+        for number in 0..150_u8 {
+            let client = random.usize(..3);
+            // The last byte of each tells them apart.
+            let length = if random.bool() { 64 } else { random.usize(1..200) };
+            let datagram = vec![number; length];
+            clients[client].send_to(&datagram, relay.address()).await?;
+            sent[client].push(datagram);
+        }
+        sent[1].push(Vec::new());
+        clients[1].send_to(&[], relay.address()).await?;
+
+        let handle = relay.handle();
+        let task = spawn(relay.serve(|session| drop(spawn(session))));
+        let mut came = BTreeMap::<SocketAddr, Vec<Vec<u8>>>::new();
+        let mut room = [0; 1 << 10];
+        for _ in 0..151 {
+            let (count, from) = target.recv_from(&mut room).await?;
+            came.entry(from).or_default().push(room[..count].to_vec());
+        }
+        let mut all: Vec<_> = came.values().cloned().collect();
+        all.sort_unstable();
+        let mut expected = sent.to_vec();
+        expected.sort_unstable();
+        assert_eq!(all, expected);
+
+        for (session, datagrams) in came {
+            for datagram in datagrams {
+                target.send_to(&datagram, session).await?;
+            }
+        }
+        for (client, datagrams) in clients.iter().zip(sent) {
+            for datagram in datagrams {
+                let count = client.recv(&mut room).await?;
+                assert_eq!(room[..count], datagram);
+            }
+        }
+        handle.drain(Duration::from_millis(1));
+        task.await.expect("no panic")?;
+        let stats = handle.stats();
+        assert_eq!((stats.datagrams_up, stats.datagrams_down, stats.dropped), (151, 151, 0));
         Ok(())
     });
 }
