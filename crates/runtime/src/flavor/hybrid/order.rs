@@ -58,8 +58,8 @@ const CONGESTION_LASTS_NS: u64 = 20_000_000;
 /// A worker's absence counts for no more than this.
 const AWAY_NS: u64 = 1_000_000;
 
-/// The longer the lane is crowded, the briefer a task must be to react, down to this, or to so many times the lane's usual poll: tasks
-/// that are alike stay together.
+/// The longer the lane is crowded, the briefer a task must be to react, down to this, or to so many times the lane's usual poll if that
+/// is at most [`SMALL_NS`]: small tasks that are alike stay together.
 const BRIEFEST_NS: u64 = 10_000;
 const BRIEFEST_POLLS: u64 = 4;
 
@@ -99,7 +99,8 @@ impl<T> Injected<T> {
     fn note_busy(&self, now: u64, busy_ns: u64, usual_ns: u32) {
         if busy_ns >= CONGESTED_NS {
             let halvings = (busy_ns / CONGESTED_NS).ilog2();
-            let briefest = BRIEFEST_NS.max(BRIEFEST_POLLS * u64::from(usual_ns));
+            let alike = BRIEFEST_POLLS * u64::from(usual_ns);
+            let briefest = alike.clamp(BRIEFEST_NS, SMALL_NS.into());
             self.brief_ns.store((BRIEF_NS >> halvings.min(63)).max(briefest), Ordering::Relaxed);
             self.congested_until.store(now.saturating_add(CONGESTION_LASTS_NS), Ordering::Relaxed);
         }
@@ -453,6 +454,10 @@ pub(crate) struct Turns {
     victim: usize,
     /// It is a reserve thread that computes in the place of a sleeping one.
     is_substitute: bool,
+    /// The time at which a reserve thread was called, or last woken in the poller.
+    called_at: Instant,
+    /// It was called for workers that switch again.
+    is_relieved: bool,
     /// The time at which the watchdog was due as the worker last fell asleep, and the number of short sleeps in a row before.
     fires_at: u64,
     short_sleeps: u8,
@@ -476,6 +481,8 @@ impl Turns {
             computing: 0,
             victim: 0,
             is_substitute: false,
+            called_at: Instant::from_nanos(0),
+            is_relieved: false,
             fires_at: 0,
             short_sleeps: 0,
             extra_since: None,
@@ -681,8 +688,14 @@ impl Turns {
 
     // ------------------------------------------------------------------------ a reserve thread
 
+    /// A reserve thread was called, or woken in the poller.
+    pub(crate) const fn begin_service(&mut self, now: Instant) {
+        (self.called_at, self.is_relieved) = (now, false);
+    }
+
     /// The next task for a reserve thread: reactions first; then anything, in the place of a sleeping thread; then short tasks,
-    /// which should not wait behind long polls.
+    /// which should not wait behind long polls. None once all workers switch again: beside them it would take their turns, for as long
+    /// as their lanes do not run empty.
     pub(crate) fn next_of_reserve<P: Parts>(
         &mut self,
         parts: &P,
@@ -695,6 +708,13 @@ impl Turns {
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
             self.computing = count_computing(parts);
+            let mut workers = 0..parts.computing().len();
+            let called_at = self.called_at;
+            self.is_relieved = parts.blocked().count() == 0
+                && workers.all(|place| parts.worker_slot(place).has_switched(called_at));
+        }
+        if self.is_relieved {
+            return None;
         }
         parts.worker_slot(self.index).set_extra(!self.is_substitute);
         let was_short = parts.worker_slot(self.index).take_serves_short();
@@ -760,7 +780,7 @@ impl Turns {
 
     /// Returns whether a reserve thread without work is still needed in the poller.
     pub(crate) fn should_watch(&self, parts: &impl Parts, now: Instant, is_steady: bool) -> bool {
-        if parts.idle().has_sleepers() || is_steady {
+        if self.is_relieved || parts.idle().has_sleepers() || is_steady {
             // An idle worker takes the poller, or the busy ones look unprompted. The supervisor ensures that this is so.
             let _ = parts.wake_one();
             parts.watchdog().guard(now.as_nanos(), SOON, || false);
