@@ -176,7 +176,7 @@ impl Learner for OwnLearner {
         now: impl FnOnce() -> Instant,
     ) -> (SpinStep, Option<SpinWait>) {
         let first = self.waits.first(has_turns);
-        (first, self.waits.begin_timed(has_turns, first, now))
+        self.waits.begin_timed(has_turns, first, now)
     }
 
     #[inline]

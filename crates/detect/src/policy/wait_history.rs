@@ -87,20 +87,23 @@ impl WaitHistory {
     }
 
     /// Like [`begin`](Self::begin), at a time before the first step, if this wait is one of those that are
-    /// timed.
+    /// timed. Returns the first step, too: of several yields it is not known how many were done when the event comes.
     #[inline]
     pub(crate) fn begin_timed(
         &mut self,
         has_turns: bool,
         first: SpinStep,
         now: impl FnOnce() -> Instant,
-    ) -> Option<SpinWait> {
+    ) -> (SpinStep, Option<SpinWait>) {
         if !matches!(first, SpinStep::Yield(_)) {
-            return None;
+            return (first, None);
         }
         self.waits = self.waits.wrapping_add(1);
-        let is_timed = self.waits.is_multiple_of(TIMED_ONE_IN) || self.backoff.was_long();
-        is_timed.then(|| self.begin(has_turns, first).begin_at(now()))
+        if !(self.waits.is_multiple_of(TIMED_ONE_IN) || self.backoff.was_long()) {
+            return (first, None);
+        }
+        let first = if self.peers.are_oversubscribed() { first } else { SpinStep::Yield(1) };
+        (first, Some(self.begin(has_turns, first).begin_at(now())))
     }
 
     const fn spin_wait(&self, has_turns: bool) -> SpinWait {

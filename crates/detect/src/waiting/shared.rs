@@ -99,7 +99,7 @@ impl SharedWaiter {
                 return (SpinStep::Sleep, None);
             }
             let first = history.waits.first(has_turns);
-            let timed = history.waits.begin_timed(has_turns, first, now);
+            let (first, timed) = history.waits.begin_timed(has_turns, first, now);
             history.trying += u32::from(timed.is_some());
             (first, timed)
         })

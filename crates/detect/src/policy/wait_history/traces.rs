@@ -191,7 +191,8 @@ fn a_core_is_not_given_to_who_computes() {
     let (mut now, mut lost) = (0, 0);
     let mut wait = |waits: &mut WaitHistory, away: Nanos| {
         let first = waits.first(true);
-        let (begun, timed) = (now, waits.begin_timed(true, first, || at(now)));
+        let begun = now;
+        let (first, timed) = waits.begin_timed(true, first, || at(now));
         let gives = matches!(first, SpinStep::Yield(_));
         now += if gives { away } else { 0 };
         if let Some(mut spin_wait) = timed {
@@ -231,11 +232,11 @@ fn a_pair_spins_while_its_core_is_left_alone() {
     let mut waits = WaitHistory::new(&policy, &situation, 8);
     let at = Instant::from_nanos;
     let mut now = 0;
-    // A wait whose event comes in the first yield of the core. Returns whether it looked before.
+    // A wait whose event comes in the first yield of the core, as a turn carries it out. Returns whether it looked before.
     let mut wait = |waits: &mut WaitHistory, away: Nanos| {
-        let first = waits.first(true);
+        let (first, timed) = waits.begin_timed(true, waits.first(true), || at(now));
         let looks = matches!(first, SpinStep::Spin(_));
-        let timed = waits.begin_timed(true, first, || at(now));
+        let is_timed = timed.is_some();
         let mut spin_wait = timed.unwrap_or_else(|| waits.begin(true, first));
         let mut step = first;
         while let SpinStep::Spin(_) | SpinStep::Pause = step {
@@ -245,21 +246,26 @@ fn a_pair_spins_while_its_core_is_left_alone() {
             }
             step = spin_wait.next(at(now));
         }
-        let SpinStep::Yield(count) = step else { panic!("it sleeps") };
-        now += away * u64::from(count);
-        spin_wait.note(at(now));
+        now += away;
+        if !(is_timed || looks) {
+            waits.found_first();
+            return looks;
+        }
+        if is_timed || step == SpinStep::Yield(1) {
+            spin_wait.note(at(now));
+        }
         waits.found(&spin_wait);
         waits.plan(at(now), &policy, situation);
         looks
     };
     assert!(!wait(&mut waits, 250));
     for _ in 0..3 {
-        let until = (0..1_000).take_while(|_| !wait(&mut waits, 250)).count();
-        assert!(until < 100, "{until} waits before it looks first");
-        assert!((0..100).all(|_| wait(&mut waits, 250)));
+        let until = (0..10_000).take_while(|_| !wait(&mut waits, 250)).count();
+        assert!(until < 1_000, "{until} waits before it looks first");
+        assert!((0..1_000).all(|_| wait(&mut waits, 250)));
         // Another thread that waits too, and gives the core back.
-        let until = (0..1_000).take_while(|_| wait(&mut waits, 2_000)).count();
+        let until = (0..10_000).take_while(|_| wait(&mut waits, 2_000)).count();
         assert!(until < 100, "{until} waits before it yields first");
-        assert!((0..100).all(|_| !wait(&mut waits, 2_000)));
+        assert!((0..1_000).all(|_| !wait(&mut waits, 2_000)));
     }
 }
