@@ -23,6 +23,8 @@ use loom::{
 mod blocking_pool;
 #[path = "../src/sync.rs"]
 mod door;
+#[path = "../src/flavor/hybrid/injected.rs"]
+mod injected;
 #[path = "../src/lane/mod.rs"]
 mod lane;
 #[path = "../src/flavor/hybrid/need.rs"]

@@ -35,6 +35,8 @@ mod sync;
 mod hybrid {
     #[path = "../../src/flavor/hybrid/census.rs"]
     pub(crate) mod census;
+    #[path = "../../src/flavor/hybrid/injected.rs"]
+    pub(crate) mod injected;
     #[path = "../../src/flavor/hybrid/need.rs"]
     pub(crate) mod need;
     #[path = "../../src/flavor/hybrid/order.rs"]

@@ -84,7 +84,7 @@ pub(super) const ARRIVALS_MAX: usize = 32;
 
 /// A message that has arrived: a datagram, or several that were merged.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Arrival {
+pub(super) struct ReceivedMessage {
     pub(super) bytes: usize,
     /// The length of merged datagrams.
     pub(super) segment: Option<usize>,
@@ -116,7 +116,7 @@ pub(super) fn receive_many(
     socket: &impl AsFd,
     room: &mut [u8],
     part_bytes: usize,
-    arrivals: &mut Vec<Arrival>,
+    arrivals: &mut Vec<ReceivedMessage>,
 ) -> io::Result<()> {
     let mut names = [[0_u8; NAME_BYTES]; ARRIVALS_MAX];
     // Aligned like the headers in it.
@@ -155,7 +155,7 @@ pub(super) fn receive_many(
         let mut bytes = [0; CONTROL_BYTES];
         let words = bytes.chunks_exact_mut(size_of::<usize>()).zip(control);
         words.for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
-        let arrival = Arrival {
+        let arrival = ReceivedMessage {
             bytes: usize::try_from(message.msg_len).unwrap_or(0).min(part_bytes),
             segment: segment_of(&bytes),
             from: address_of(name),

@@ -11,7 +11,7 @@ use std::{
 use socket2::{MsgHdr, SockAddr, SockRef};
 use vigie_detect::{detectors::readiness::Direction, net::UdpSocket};
 
-use super::sys::{ARRIVALS_MAX, Arrival, merge_datagrams, receive_many, segment_control};
+use super::sys::{ARRIVALS_MAX, ReceivedMessage, merge_datagrams, receive_many, segment_control};
 
 /// The maximum length of a message, a UDP datagram or some that were merged, rounded up.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -56,7 +56,7 @@ impl Train<'_> {
 /// What was received by one call, and the room for it: 2 MiB, of which the kernel provides what was used once.
 pub(super) struct Arrivals {
     room: Box<[u8]>,
-    arrivals: Vec<Arrival>,
+    arrivals: Vec<ReceivedMessage>,
 }
 
 impl fmt::Debug for Arrivals {
@@ -78,7 +78,7 @@ impl Arrivals {
 
     /// Puts the datagrams of each sender together, and calls `use_train` with the trains and their senders.
     pub(super) fn each_train(&self, mut use_train: impl FnMut(Train<'_>, Option<SocketAddr>)) {
-        let bytes = |at: usize, arrival: &Arrival| {
+        let bytes = |at: usize, arrival: &ReceivedMessage| {
             let begin = at * PLACE_BYTES;
             IoSlice::new(&self.room[begin..begin + arrival.bytes])
         };
@@ -112,7 +112,7 @@ impl Arrivals {
 
 impl Train<'_> {
     /// Returns whether a message may follow: it has as long datagrams, or is a shorter one, which is the last.
-    const fn takes(&self, next: &Arrival) -> bool {
+    const fn takes(&self, next: &ReceivedMessage) -> bool {
         let fits = match next.segment {
             Some(segment) => segment == self.segment,
             None => next.bytes <= self.segment,
@@ -153,7 +153,7 @@ impl TrainSocket {
                     self.socket.try_recv_from(room).map(|(bytes, from)| (bytes, Some(from)))?
                 }
             };
-            arrivals.arrivals.push(Arrival { bytes, segment: None, from });
+            arrivals.arrivals.push(ReceivedMessage { bytes, segment: None, from });
             return Ok(());
         }
         let Arrivals { room, arrivals } = arrivals;
@@ -249,7 +249,7 @@ mod tests {
                 // The last of those that were merged is as long, or shorter.
                 let bytes = merged.map_or(length, |count| (count * length.max(1)) - at % length.max(1));
                 let segment = merged.map(|_| length.max(1));
-                arrivals.arrivals.push(Arrival { bytes, segment, from });
+                arrivals.arrivals.push(ReceivedMessage { bytes, segment, from });
                 let place = &mut arrivals.room[at * PLACE_BYTES..][..bytes];
                 place.fill(u8::try_from(at).unwrap_or(0));
                 let datagrams = sent.entry(from).or_default();

@@ -10,6 +10,7 @@
 
 mod census;
 mod deadlock;
+mod injected;
 mod local;
 mod need;
 mod order;

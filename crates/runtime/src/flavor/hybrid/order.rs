@@ -5,10 +5,13 @@
 
 use std::{cell::Cell, time::Duration};
 
-use crossbeam::deque::{Injector, Steal, Stealer, Worker as Queue};
+use crossbeam::deque::{Steal, Stealer, Worker as Queue};
 use vigie_detect::Instant;
 
-pub(crate) use super::need::ReserveMode;
+pub(crate) use super::{
+    injected::{BRIEF_NS, Injected, SMALL_NS, short_limit},
+    need::ReserveMode,
+};
 use super::{
     sentinel::Sentinel,
     worker_slot::{Blocked, WorkerSlot},
@@ -19,7 +22,7 @@ use crate::{
         idle::{Idle, SearcherSwap},
         watchdog::Watchdog,
     },
-    sync::{AtomicCell, AtomicU64, Ordering},
+    sync::{AtomicCell, Ordering},
 };
 
 /// After how many delays of the watchdog the supervisor looks if a long poll blocks events or reacting tasks, and if it blocks only
@@ -36,32 +39,14 @@ const ROB_EVERY: Duration = Duration::from_micros(50);
 /// A task whose usual poll is no longer than this may wake others without calling a worker for them.
 const SHORT_NS: u32 = 20_000;
 
-/// A task whose usual poll is no longer than this may react to an event without credit while no computation waits: less than the budget of
-/// a poll, at which floods end theirs.
-const SMALL_NS: u32 = 40_000;
-
-/// A task whose usual poll is no longer than this, and than half a long poll, is brief: the supervisor checks its polls later.
-pub(crate) const BRIEF_NS: u64 = 100_000;
-
 /// Other workers take what waits behind a poll that has lasted longer than this: twice a brief one. Earlier they would only mix up
 /// the order in which events came.
 fn late_ns(long_poll_ns: u64) -> u64 {
     long_poll_ns.min(2 * BRIEF_NS)
 }
 
-/// If the reaction lane has not run empty for this long, it is overloaded. From then on only brief tasks react.
-const CONGESTED_NS: u64 = 5_000_000;
-
-/// The time for which that is remembered: otherwise the deferred tasks would come back at once, all together.
-const CONGESTION_LASTS_NS: u64 = 20_000_000;
-
 /// A worker's absence counts for no more than this.
 const AWAY_NS: u64 = 1_000_000;
-
-/// The longer the lane is crowded, the briefer a task must be to react, down to this, or to so many times the lane's usual poll if that
-/// is at most [`SMALL_NS`]: small tasks that are alike stay together.
-const BRIEFEST_NS: u64 = 10_000;
-const BRIEFEST_POLLS: u64 = 4;
 
 /// The time for which looks must have come regularly before workers are trusted to look unprompted.
 const STEADY: Duration = Duration::from_millis(2);
@@ -70,72 +55,8 @@ const STEADY: Duration = Duration::from_millis(2);
 /// once for nothing. A sleep is short if it ends before the watchdog that was set when it began fires.
 const CONVERSATION: u8 = 4;
 
-/// Tasks that wait for any thread.
-pub(crate) struct Injected<T> {
-    pub(crate) reaction: Injector<T>,
-    pub(crate) compute: ComputeQueue<T>,
-    /// Until this time, reserve threads leave short tasks that have used up their share to the workers.
-    short_until: AtomicU64,
-    /// The time at which the next task that need not be short gets its turn, or zero while none is known.
-    any_from: AtomicU64,
-    /// The reaction lane is crowded until this time, and the longest usual poll of a task that reacts meanwhile.
-    congested_until: AtomicU64,
-    brief_ns: AtomicU64,
-}
-
-impl<T> Injected<T> {
-    pub(crate) fn new() -> Self {
-        Self {
-            reaction: Injector::new(),
-            compute: ComputeQueue::new(),
-            short_until: AtomicU64::new(0),
-            any_from: AtomicU64::new(0),
-            congested_until: AtomicU64::new(0),
-            brief_ns: AtomicU64::new(u64::MAX),
-        }
-    }
-
-    /// Records that a thread's reaction lane, with polls of usually `usual_ns`, has not run empty for `busy_ns`.
-    fn note_busy(&self, now: u64, busy_ns: u64, usual_ns: u32) {
-        if busy_ns >= CONGESTED_NS {
-            let halvings = (busy_ns / CONGESTED_NS).ilog2();
-            let alike = BRIEFEST_POLLS * u64::from(usual_ns);
-            let briefest = alike.clamp(BRIEFEST_NS, SMALL_NS.into());
-            self.brief_ns.store((BRIEF_NS >> halvings.min(63)).max(briefest), Ordering::Relaxed);
-            self.congested_until.store(now.saturating_add(CONGESTION_LASTS_NS), Ordering::Relaxed);
-        }
-    }
-
-    /// Returns the longest usual poll of a task that reacts at `now`.
-    pub(crate) fn brief_ns(&self, now: u64) -> u64 {
-        let is_congested = now < self.congested_until.load(Ordering::Relaxed);
-        if is_congested { self.brief_ns.load(Ordering::Relaxed) } else { u64::MAX }
-    }
-
-    /// From this time on, another task that need not be short gets its turn; zero: none does.
-    pub(crate) fn set_turn_of_any(&self, from: u64) {
-        self.any_from.store(from, Ordering::Relaxed);
-    }
-
-    /// Returns whether the task that reserve threads last ran beside endlessly computing workers has come back, and paid for its
-    /// poll.
-    pub(crate) fn is_turn_of_any(&self, now: u64) -> bool {
-        let from = self.any_from.load(Ordering::Relaxed);
-        from != 0 && now >= from
-    }
-}
-
-/// A short task that has overdrawn its bucket by this much has used up its share: 3 ms.
-const USED_UP_NS: u64 = 60_000_000;
-
 /// The longest pause for which reserve threads leave such tasks to the workers.
 const EXTRA_PAUSE_MAX_NS: u64 = 20_000_000;
-
-/// Returns the last place in the compute lanes up to which reserve threads run short tasks at `now`.
-pub(crate) fn short_limit<T>(injected: &Injected<T>, now: u64) -> u64 {
-    let may_run_all = now >= injected.short_until.load(Ordering::Relaxed);
-    if may_run_all { u64::MAX } else { now.saturating_add(USED_UP_NS) }
-}
 
 /// The calling thread's own queues.
 pub(crate) struct OwnQueues<'a, T> {
