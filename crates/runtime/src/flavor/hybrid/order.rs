@@ -615,8 +615,8 @@ impl Turns {
     }
 
     /// The next task for a reserve thread: reactions first; then anything, in the place of a sleeping thread; then short tasks,
-    /// which should not wait behind long polls. None once all workers switch again: beside them it would take their turns, for as long
-    /// as their lanes do not run empty.
+    /// which should not wait behind long polls. None once all workers switch again, if reactions are small: beside them it would take their
+    /// turns, for as long as their lanes do not run empty.
     pub(crate) fn next_of_reserve<P: Parts>(
         &mut self,
         parts: &P,
@@ -632,6 +632,7 @@ impl Turns {
             let mut workers = 0..parts.computing().len();
             let called_at = self.called_at;
             self.is_relieved = parts.blocked().count() == 0
+                && self.reaction_ns <= SMALL_NS
                 && workers.all(|place| parts.worker_slot(place).has_switched(called_at));
         }
         if self.is_relieved {
