@@ -412,7 +412,7 @@ impl Instance {
         }
         for one in self.shared.flows.borrow().iter() {
             if let Some(listener) = one.flow.listener() {
-                listener.owns_file(true);
+                listener.set_owns_file(true);
             }
         }
         let who = predecessor.describe();
@@ -430,7 +430,7 @@ impl Instance {
         let mut stopped = Vec::new();
         for one in self.shared.flows.borrow().iter().filter(|one| flows.contains(&one.name)) {
             if let Some(listener) = one.flow.listener() {
-                listener.owns_file(false);
+                listener.set_owns_file(false);
             }
             stopped.push(one.flow.hand_over(deadline));
         }

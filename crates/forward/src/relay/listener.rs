@@ -27,7 +27,7 @@ use super::{connection::Connection, endpoint::Endpoint};
 /// The listener of a relay, for another one that is to accept from it next: no client is refused in between, and those in the
 /// kernel's queue stay there. Clones are the same listener. It is closed with the last of them, and of the relays that have it.
 ///
-/// Between processes it passes as a descriptor: [`AsFd`], [`from_fd_on`](Self::from_fd_on), [`owns_file`](Self::owns_file).
+/// Between processes it passes as a descriptor: [`AsFd`], [`from_fd_on`](Self::from_fd_on), [`set_owns_file`](Self::set_owns_file).
 ///
 /// ```
 /// use std::time::Duration;
@@ -85,7 +85,7 @@ impl RelayListener {
     }
 
     /// Takes over a listening socket of TCP or of Unix streams that another process has passed on, watched by `server`. The file of a Unix
-    /// socket stays when this is closed, unless you say that this [owns](Self::owns_file) it.
+    /// socket stays when this is closed, unless you say that this [owns](Self::set_owns_file) it.
     ///
     /// # Errors
     /// It is another kind of socket or cannot be watched; [`io::ErrorKind::Unsupported`] in a simulation.
@@ -106,7 +106,7 @@ impl RelayListener {
 
     /// Sets whether the file of its Unix socket is removed when it is closed: the file belongs to one process, whichever
     /// listens last. Default: yes, unless it was taken over ([`from_fd_on`](Self::from_fd_on)). TCP has no file.
-    pub fn owns_file(&self, owns: bool) {
+    pub fn set_owns_file(&self, owns: bool) {
         if let Some(file) = &self.0.file {
             // Read once, when no other reference is left.
             file.is_own.store(owns, Ordering::Relaxed);

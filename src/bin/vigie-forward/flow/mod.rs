@@ -124,9 +124,9 @@ impl Listener {
     }
 
     /// Sets whether the file of its Unix socket is removed with it.
-    pub(crate) fn owns_file(&self, owns: bool) {
+    pub(crate) fn set_owns_file(&self, owns: bool) {
         if let Self::Streams(listener) = self {
-            listener.owns_file(owns);
+            listener.set_owns_file(owns);
         }
     }
 }
