@@ -6,7 +6,7 @@ use crossbeam::deque::Worker as Queue;
 use vigie_detect::{Instant, Simulation};
 
 use super::{
-    KERNEL, MS, Options, US,
+    KERNEL, MS, Options,
     hybrid::{
         census::{Census, SupervisorHistory},
         need::WakePlan,
@@ -257,45 +257,6 @@ fn the_sentinel_is_no_free_thread() {
         world.injected().reaction.push(0);
         let orders = orders(&world, now, 1_000);
         assert_eq!((orders.wakes_sentinel, orders.activates), (wakes_sentinel, activates));
-    }
-}
-
-/// Goal: a reserve thread leaves what waits to the workers once all of them have switched since it was called, and does not watch; one of them that
-/// polls on, or polls a task that may be long, keeps it, and so do reactions that are not small, of which it takes a part. Method: a reaction,
-/// those that it has polled, and what both workers do since then.
-#[test]
-fn workers_that_switch_relieve_the_reserve() {
-    const BEFORE: Option<(u64, bool)> = Some((MS, true));
-    const BRIEF: Option<(u64, bool)> = Some((MS / 2, true));
-    const LONG: Option<(u64, bool)> = Some((MS / 2, false));
-    for (workers, polled_ns, leaves) in [
-        ([BRIEF, BRIEF], 10 * US, true),
-        ([None, BRIEF], 10 * US, true),
-        ([BRIEF, BEFORE], 10 * US, false),
-        ([LONG, BRIEF], 10 * US, false),
-        ([BEFORE, BEFORE], 10 * US, false),
-        ([BRIEF, BRIEF], 90 * US, false),
-    ] {
-        let (world, queues) = world_and_queues();
-        let now = 1_000 * MS;
-        world.serving.borrow_mut().push(2);
-        queues[0].push(7);
-        let (mut turns, reacting) = (Turns::new(2, QUANTUM), Queue::new_fifo());
-        let own = OwnQueues { reacting: &reacting, worker: None };
-        (0..50).for_each(|_| turns.record(&world, &own, Lane::Reaction, polled_ns));
-        turns.begin_service(Instant::from_nanos(now - MS / 2 - 1));
-        for (place, polls) in workers.into_iter().enumerate() {
-            if let Some((nanos, is_brief)) = polls {
-                polls_for(&world, place, now, nanos);
-                world.worker_slot(place).set_brief(is_brief);
-            }
-        }
-        let now = Instant::from_nanos(now);
-        let next = turns.next_of_reserve(&world, &own, now);
-        assert_eq!(next.is_none(), leaves, "{workers:?}, {polled_ns} ns");
-        assert_eq!(turns.should_watch(&world, now, false), !leaves, "{workers:?}");
-        turns.begin_service(now);
-        assert!(turns.should_watch(&world, now, false), "it was called again");
     }
 }
 

@@ -375,10 +375,6 @@ pub(crate) struct Turns {
     victim: usize,
     /// It is a reserve thread that computes in the place of a sleeping one.
     is_substitute: bool,
-    /// The time at which a reserve thread was called, or last woken in the poller.
-    called_at: Instant,
-    /// It was called for workers that switch again.
-    is_relieved: bool,
     /// The time at which the watchdog was due as the worker last fell asleep, and the number of short sleeps in a row before.
     fires_at: u64,
     short_sleeps: u8,
@@ -402,8 +398,6 @@ impl Turns {
             computing: 0,
             victim: 0,
             is_substitute: false,
-            called_at: Instant::from_nanos(0),
-            is_relieved: false,
             fires_at: 0,
             short_sleeps: 0,
             extra_since: None,
@@ -609,14 +603,8 @@ impl Turns {
 
     // ------------------------------------------------------------------------ a reserve thread
 
-    /// A reserve thread was called, or woken in the poller.
-    pub(crate) const fn begin_service(&mut self, now: Instant) {
-        (self.called_at, self.is_relieved) = (now, false);
-    }
-
     /// The next task for a reserve thread: reactions first; then anything, in the place of a sleeping thread; then short tasks,
-    /// which should not wait behind long polls. None once all workers switch again, if reactions are small: beside them it would take their
-    /// turns, for as long as their lanes do not run empty.
+    /// which should not wait behind long polls.
     pub(crate) fn next_of_reserve<P: Parts>(
         &mut self,
         parts: &P,
@@ -629,14 +617,6 @@ impl Turns {
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
             self.computing = count_computing(parts);
-            let mut workers = 0..parts.computing().len();
-            let called_at = self.called_at;
-            self.is_relieved = parts.blocked().count() == 0
-                && self.reaction_ns <= SMALL_NS
-                && workers.all(|place| parts.worker_slot(place).has_switched(called_at));
-        }
-        if self.is_relieved {
-            return None;
         }
         parts.worker_slot(self.index).set_extra(!self.is_substitute);
         let was_short = parts.worker_slot(self.index).take_serves_short();
@@ -702,7 +682,7 @@ impl Turns {
 
     /// Returns whether a reserve thread without work is still needed in the poller.
     pub(crate) fn should_watch(&self, parts: &impl Parts, now: Instant, is_steady: bool) -> bool {
-        if self.is_relieved || parts.idle().has_sleepers() || is_steady {
+        if parts.idle().has_sleepers() || is_steady {
             // An idle worker takes the poller, or the busy ones look unprompted. The supervisor ensures that this is so.
             let _ = parts.wake_one();
             parts.watchdog().guard(now.as_nanos(), SOON, || false);

@@ -359,12 +359,6 @@ impl WorkerSlot {
         began != 0 && now.as_nanos().saturating_sub(began) > nanos
     }
 
-    /// Returns whether the thread has switched since `then`: it polls nothing, or a brief task.
-    pub(crate) fn has_switched(&self, then: Instant) -> bool {
-        let began = self.began.load(Ordering::Relaxed);
-        began == 0 || began > then.as_nanos() && self.is_brief.load(Ordering::Relaxed)
-    }
-
     /// Returns whether the thread is held by a poll that has been running for more than `nanos` at `now`, and
     /// does not only wait for a processor, as far as is known.
     pub(crate) fn is_caught(&self, now: Instant, nanos: u64) -> bool {
