@@ -43,7 +43,7 @@ fn health(metrics: SocketAddr) -> String {
 
 /// Goal: while a process is replaced by another one, no client is refused or reset, each is answered by the target of before or after,
 /// and by that of after alone once the new process is ready; a connection that is open goes on until its end; each process ends
-/// by itself; stats, metrics and files are the last one's. Method: clients that connect without a pause, to TCP, to a Unix socket and by
+/// by itself; the last process owns stats, metrics and files. Method: clients that connect without a pause, to TCP, to a Unix socket and by
 /// datagrams, over 6 replacements, between each of which 50 of each kind are served.
 #[test]
 fn a_restart_refuses_no_client() {

@@ -119,7 +119,7 @@ pub(crate) struct Predecessor {
 }
 
 impl Predecessor {
-    /// Asks the process whose stats socket is `path` for its listeners; `None` if there is none.
+    /// Asks the process whose stats socket is `path` for its listeners. Returns `None` if no process listens there.
     pub(crate) fn find(path: &Path) -> Result<Option<Self>, TakeoverError> {
         let failed = |source| TakeoverError::Io { path: path.to_owned(), source };
         let stream = match StdUnixStream::connect(path) {

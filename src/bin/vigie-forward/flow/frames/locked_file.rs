@@ -34,7 +34,7 @@ pub(super) struct LockedFile {
 }
 
 impl LockedFile {
-    /// Locks a file, and creates it if there is none.
+    /// Locks a file. If it does not exist, it is created.
     pub(super) fn open(path: &Path) -> Result<Self, LockedFileError> {
         Ok(Self { path: path.to_owned(), file: Some(lock(path)?) })
     }
