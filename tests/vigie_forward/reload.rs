@@ -6,7 +6,7 @@ use std::{
     os::unix::net::UnixStream,
     process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
+    thread::{self, ScopedJoinHandle},
 };
 
 use rustix::process::Signal;
@@ -161,11 +161,56 @@ pub(crate) fn ask_by_datagram(to: SocketAddr) -> Ask {
 }
 
 /// Ends the clients.
-pub(crate) struct Stop<'a>(pub(crate) &'a AtomicBool);
+struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Clients that ask without a pause, two of each kind. A client that is refused or reset ends.
+pub(crate) struct Clients<'a> {
+    running: Vec<ScopedJoinHandle<'a, ()>>,
+    served: &'a [AtomicU64; 3],
+}
+
+impl Clients<'_> {
+    /// Runs `body` beside clients of three kinds, and ends them.
+    pub(crate) fn run_beside(asks: &[Ask; 3], body: impl FnOnce(&Clients<'_>)) {
+        let served = [0; 3].map(AtomicU64::new);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            // Also if an assertion fails.
+            let _stop = Stop(&is_over);
+            let mut running = Vec::new();
+            for (ask, served) in asks.iter().zip(&served).chain(asks.iter().zip(&served)) {
+                let is_over = &is_over;
+                running.push(scope.spawn(move || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        assert!(ask().expect("it is served") < 2);
+                        served.fetch_add(1, Ordering::Relaxed);
+                    }
+                }));
+            }
+            body(&Clients { running, served: &served });
+        });
+    }
+
+    /// Makes sure that none has ended.
+    pub(crate) fn check(&self) {
+        assert!(self.running.iter().all(|client| !client.is_finished()));
+    }
+
+    /// Waits until 50 more of each kind were served.
+    pub(crate) fn wait(&self) {
+        let before = self.served.each_ref().map(|served| served.load(Ordering::Relaxed));
+        for (served, before) in self.served.iter().zip(before) {
+            while served.load(Ordering::Relaxed) < before + 50 {
+                self.check();
+                thread::yield_now();
+            }
+        }
     }
 }
 
@@ -175,8 +220,6 @@ impl Drop for Stop<'_> {
 #[test]
 fn a_reload_refuses_no_client() {
     const RELOADS: u8 = 20;
-    const CLIENTS: usize = 2;
-    const BETWEEN: u64 = 50;
     let folder = Folder::new();
     let (targets, datagrams) = ([0, 1].map(marked_echo), [0, 1].map(marked_datagrams));
     let door = folder.path("door");
@@ -203,26 +246,10 @@ fn a_reload_refuses_no_client() {
         ask_over(move || UnixStream::connect(&path)),
         ask_by_datagram(udp),
     ];
-    let served = [0; 3].map(AtomicU64::new);
-    let is_over = AtomicBool::new(false);
     let mut open = connect(tcp);
     assert_eq!(mark(&mut open), 0);
-    thread::scope(|scope| {
-        // Also if an assertion fails.
-        let _stop = Stop(&is_over);
-        let mut clients = Vec::new();
-        for (ask, served) in asks.iter().zip(&served) {
-            for _ in 0..CLIENTS {
-                clients.push(scope.spawn(|| {
-                    while !is_over.load(Ordering::Relaxed) {
-                        assert!(ask().expect("it is served") < 2);
-                        served.fetch_add(1, Ordering::Relaxed);
-                    }
-                }));
-            }
-        }
+    Clients::run_beside(&asks, |clients| {
         for turn in 1..=RELOADS {
-            let before = served.each_ref().map(|served| served.load(Ordering::Relaxed));
             write(turn);
             instance.said.clear();
             instance.signal(Signal::HUP);
@@ -230,12 +257,7 @@ fn a_reload_refuses_no_client() {
             for ask in &asks {
                 assert_eq!(ask().expect("it listens"), turn % 2, "after reload {turn}");
             }
-            for (served, before) in served.iter().zip(before) {
-                while served.load(Ordering::Relaxed) < before + BETWEEN {
-                    assert!(clients.iter().all(|client| !client.is_finished()));
-                    thread::yield_now();
-                }
-            }
+            clients.wait();
             assert_eq!(mark(&mut open), 0);
         }
     });

@@ -5,15 +5,13 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::net::{UnixDatagram, UnixStream},
     process::Command,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
 };
 
 use rustix::process::Signal;
 
 use crate::{
     instance::{BOUND, Folder, Instance, PROGRAM, counter, report},
-    reload::{Stop, ask_by_datagram, ask_over, connect, mark, marked_datagrams, marked_echo},
+    reload::{Clients, ask_by_datagram, ask_over, connect, mark, marked_datagrams, marked_echo},
 };
 
 /// A file with a relay of each kind, and metrics, at ports that the kernel chooses for the first process.
@@ -48,8 +46,6 @@ fn health(metrics: SocketAddr) -> String {
 #[test]
 fn a_restart_refuses_no_client() {
     const RESTARTS: usize = 6;
-    const CLIENTS: usize = 2;
-    const BETWEEN: u64 = 50;
     let folder = Folder::new();
     let (targets, datagrams) = ([0, 1].map(marked_echo), [0, 1].map(marked_datagrams));
     let start = |turn: usize| {
@@ -67,24 +63,8 @@ fn a_restart_refuses_no_client() {
         ask_over(move || UnixStream::connect(&path)),
         ask_by_datagram(udp),
     ];
-    let served = [0; 3].map(AtomicU64::new);
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        // Also if an assertion fails.
-        let _stop = Stop(&is_over);
-        let mut clients = Vec::new();
-        for (ask, served) in asks.iter().zip(&served) {
-            for _ in 0..CLIENTS {
-                clients.push(scope.spawn(|| {
-                    while !is_over.load(Ordering::Relaxed) {
-                        assert!(ask().expect("it is served") < 2);
-                        served.fetch_add(1, Ordering::Relaxed);
-                    }
-                }));
-            }
-        }
+    Clients::run_beside(&asks, |clients| {
         for turn in 1..=RESTARTS {
-            let before = served.each_ref().map(|served| served.load(Ordering::Relaxed));
             let expected = u8::try_from(turn % 2).expect("small");
             let mut open = connect(tcp);
             assert_eq!(mark(&mut open), 1 - expected);
@@ -97,15 +77,10 @@ fn a_restart_refuses_no_client() {
             for ask in &asks {
                 // Of those that the old process has accepted, the last ones may still be served.
                 while ask().expect("it listens") != expected {
-                    assert!(clients.iter().all(|client| !client.is_finished()));
+                    clients.check();
                 }
             }
-            for (served, before) in served.iter().zip(before) {
-                while served.load(Ordering::Relaxed) < before + BETWEEN {
-                    assert!(clients.iter().all(|client| !client.is_finished()));
-                    thread::yield_now();
-                }
-            }
+            clients.wait();
             assert_eq!(mark(&mut open), 1 - expected);
             drop(open);
             assert_eq!(std::mem::replace(&mut instance, next).wait().code(), 0);
