@@ -18,7 +18,7 @@ pub(crate) fn is_asleep(thread: u32) -> bool {
 
 const TEXT_MAX: usize = 64;
 
-/// Reads the beginning of a file of the thread: proc_pid_stat(5), proc_pid_wchan(5).
+/// Reads the beginning of a file of the thread: proc_pid_stat(5), proc_pid_wchan(5), schedstat.
 fn read<'a>(thread: u32, file: &str, text: &'a mut [u8; TEXT_MAX]) -> Option<&'a [u8]> {
     let mut path = Cursor::new([0; 48]);
     write!(path, "/proc/self/task/{thread}/{file}").ok()?;
@@ -26,6 +26,13 @@ fn read<'a>(thread: u32, file: &str, text: &'a mut [u8; TEXT_MAX]) -> Option<&'a
     let path = str::from_utf8(&path.get_ref()[..length]).ok()?;
     let length = File::open(path).ok()?.read(text).ok()?;
     Some(&text[..length])
+}
+
+/// Returns for how many nanoseconds the thread has waited for a processor, if the kernel tells.
+pub(crate) fn waited_for_processor(thread: u32) -> Option<u64> {
+    let mut text = [0; TEXT_MAX];
+    let text = str::from_utf8(read(thread, "schedstat", &mut text)?).ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// The state follows the name, which is in parentheses and may itself contain some.

@@ -12,7 +12,7 @@ use vigie_detect::{Instant, NodeId, clock::monotonic_now};
 
 use super::world::{Failure, SimulatedWorld, running};
 use crate::{
-    kernel_help::sleeps_in_kernel,
+    kernel_help::KernelSleeps,
     sync::{Arc, OnceLock, RealMutex, lock_real, thread, thread_local},
 };
 
@@ -108,8 +108,8 @@ pub(crate) fn polled_in<T>(use_it: impl FnOnce(&PolledIn) -> T) -> Option<T> {
 pub(super) struct Pace {
     /// The end of the last poll, in real time. Nothing but warnings depends on it.
     last: Instant,
-    /// The number of times that the thread had slept in the kernel then, and had waited for a page of memory.
-    sleeps: (u64, u64),
+    /// When a poll was last examined, and the thread's sleeps until then.
+    examined: (Instant, KernelSleeps),
     polls_max: u64,
     /// Polls since nothing was ready.
     polls: u64,
@@ -120,8 +120,9 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn new(polls_max: u64) -> Self {
         note_panics();
-        let (last, sleeps) = (monotonic_now(), sleeps_in_kernel());
-        Self { last, sleeps, polls_max, polls: 0, counts: BTreeMap::new() }
+        let last = monotonic_now();
+        let examined = (last, KernelSleeps::now());
+        Self { last, examined, polls_max, polls: 0, counts: BTreeMap::new() }
     }
 
     /// Nothing is ready.
@@ -149,20 +150,27 @@ impl Pace {
 
     #[cold]
     fn examine(&mut self, world: &SimulatedWorld, polled: PolledTask, took: Duration) {
-        let sleeps = sleeps_in_kernel();
+        let (then, before) = self.examined;
+        let (now, sleeps) = (monotonic_now(), KernelSleeps::now());
+        let waited = sleeps.waited.saturating_sub(before.waited);
+        let computed = sleeps.computed.saturating_sub(before.computed);
+        // It may have slept for microseconds as well as been kept from its processor for long: where other threads had what it needed.
+        let asleep = (now - then).saturating_sub(computed + waited);
         // A page that is read from a disk is no wait of the task's.
-        let has_slept = sleeps.0 > self.sleeps.0 && sleeps.1 == self.sleeps.1;
+        let has_slept =
+            asleep >= LONG && sleeps.count > before.count && sleeps.page_reads == before.page_reads;
         // The message of a panic may have a backtrace, for which std reads files.
         if !HAS_PANICKED.with(Cell::get) {
             if has_slept {
                 let what = "slept or waited in the kernel: use the runtime's timers and sockets";
                 warn(world, polled, what, took);
-            } else if took >= VERY_LONG {
+            } else if took.saturating_sub(waited) >= VERY_LONG {
                 warn(world, polled, "computed for long", took);
             }
         }
-        self.sleeps = sleeps;
         self.last = monotonic_now();
+        // Without the sleeps of a warning.
+        self.examined = (self.last, KernelSleeps::now());
     }
 
     /// Returns which tasks get nowhere.
