@@ -90,6 +90,18 @@ impl Instance {
         Self::of(Command::new(PROGRAM).args(arguments), folder)
     }
 
+    /// Gives its threads a real-time priority, if this user may: then other programs do not keep it from a processor. The threads that it
+    /// starts later have it, too.
+    pub(crate) fn goes_before_others(&self) {
+        let id = self.child.id().to_string();
+        let mut command = Command::new("chrt");
+        let command = command.args(["--all-tasks", "--fifo", "--pid", "1", &id]);
+        match command.stderr(Stdio::null()).status() {
+            Ok(status) if status.success() => {}
+            failed => eprintln!("no real-time priority: {failed:?}"),
+        }
+    }
+
     pub(crate) fn of(command: &mut Command, folder: &Folder) -> Self {
         command.env("XDG_RUNTIME_DIR", &folder.0);
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
