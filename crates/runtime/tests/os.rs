@@ -6,7 +6,7 @@ mod kit;
 
 use std::{fs, io, process::Stdio};
 
-use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWrite, AsyncWriteExt};
 use vigie_runtime::{
     Flavor, Runtime,
     fs::{self as vfs, File, OpenOptions},
@@ -303,6 +303,16 @@ fn a_signal_is_received() {
     });
 }
 
+/// Writes until that is an error: while another test starts a process, that one has the other end until it executes its program.
+async fn error_of_writes(to: &mut (impl AsyncWrite + Unpin)) -> io::Error {
+    loop {
+        match to.write_all(b"ahoy").await {
+            Ok(()) => time::sleep(time::Duration::from_millis(1)).await,
+            Err(error) => return error,
+        }
+    }
+}
+
 /// Goal: a write to a peer that is gone is an error of that write: a socket raises no SIGPIPE, whatever the program does with it; a pipe
 /// does, as anywhere, and std has let the program ignore it. Method: a handler for SIGPIPE, and writes to a socket and to a child.
 #[test]
@@ -311,8 +321,7 @@ fn a_peer_that_is_gone_ends_no_program() {
         let mut raised = signal(SignalKind::PIPE)?;
         let (mut socket, peer) = vigie_detect::net::UnixStream::pair()?;
         drop(peer);
-        let error = socket.write_all(b"ahoy").await.expect_err("nobody reads");
-        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(error_of_writes(&mut socket).await.kind(), io::ErrorKind::BrokenPipe);
         let quiet = time::timeout(time::Duration::from_millis(20), raised.recv()).await;
         assert!(quiet.is_err(), "a socket raises it");
 
@@ -321,14 +330,7 @@ fn a_peer_that_is_gone_ends_no_program() {
         let mut input = child.stdin.take().expect("piped");
         let ready = child.stdout.take().expect("piped").read(&mut [0; 8]).await?;
         assert_eq!(ready, 6);
-        // While another test starts a process, that one has the other end until it executes its program.
-        let error = loop {
-            match input.write_all(b"ahoy").await {
-                Ok(()) => time::sleep(time::Duration::from_millis(1)).await,
-                Err(error) => break error,
-            }
-        };
-        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(error_of_writes(&mut input).await.kind(), io::ErrorKind::BrokenPipe);
         raised.recv().await.expect("a pipe raises it");
         child.kill().await
     });
