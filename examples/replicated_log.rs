@@ -12,7 +12,7 @@
 //!
 //! ```text
 //! seed 56: a follower has lost entry 10, which was confirmed
-//! with checksums, 1000 seeds pass
+//! with checksums, 300 seeds pass
 //! ```
 
 use std::io::{self, SeekFrom};
@@ -168,6 +168,6 @@ fn main() {
     let found = (0..1000).find_map(|seed| Some((seed, lost(&mut World::new(seed), false)?)));
     let (seed, entry) = found.expect("some seed shows it");
     println!("seed {seed}: a follower has lost entry {entry}, which was confirmed");
-    simulation::for_each_seed(1000, |world| assert_eq!(lost(world, true), None));
-    println!("with checksums, 1000 seeds pass");
+    simulation::for_each_seed(300, |world| assert_eq!(lost(world, true), None));
+    println!("with checksums, 300 seeds pass");
 }
