@@ -10,10 +10,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=LIBCLANG_PATH");
     println!("cargo::rerun-if-env-changed=PKG_CONFIG_PATH");
-    let is_asked_for = ["CARGO_FEATURE_VERBS", "CARGO_CFG_VIGIE_VERBS"]
-        .into_iter()
-        .all(|name| env::var_os(name).is_some());
-    if !is_asked_for {
+    if env::var_os("CARGO_CFG_VIGIE_VERBS").is_none() {
         return;
     }
     for library in ["libibverbs", "librdmacm"] {
@@ -58,5 +55,5 @@ fn has_libclang(version: u32) -> bool {
 }
 
 fn fail(what: &str) {
-    println!("cargo::error=feature `verbs` of vigie-via: {what}");
+    println!("cargo::error=`--cfg vigie_verbs`: {what}");
 }

@@ -219,9 +219,9 @@ fn strangers_are_turned_away() {
     let alone = block_on(join(group(2), 1, &point, now));
     assert!(matches!(alone, Err(ShmFormationError::Unreachable { .. })), "{alone:?}");
     let outside = block_on(join(group(2), 2, &point, now));
-    assert!(matches!(outside, Err(ShmFormationError::TooMany { size: 2, rank: Rank(2) })));
+    assert!(matches!(outside, Err(ShmFormationError::Impossible { size: 2, rank: Rank(2) })));
     let large = block_on(join(group(ShmBootstrap::SIZE_MAX + 1), 0, &point, now));
-    assert!(matches!(large, Err(ShmFormationError::TooMany { .. })));
+    assert!(matches!(large, Err(ShmFormationError::Impossible { .. })));
     thread::scope(|scope| {
         let leader = scope.spawn(|| {
             let deadline = Instant::now() + Duration::from_secs(3);

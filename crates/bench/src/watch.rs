@@ -358,9 +358,9 @@ fn screen(view: &Value, last: Option<&Value>, interval: Duration) -> String {
     }
     let detection = |name| number(view, &["detection", name]);
     line(format!(
-        "detection: {} rounds ({}), {} hits, {} events, {} sleeps",
-        detection("rounds"),
-        rate(&["detection", "rounds"]),
+        "detection: {} polls ({}), {} hits, {} events, {} sleeps",
+        detection("polls"),
+        rate(&["detection", "polls"]),
         detection("hits"),
         detection("events"),
         detection("sleeps")
@@ -414,11 +414,11 @@ fn lists(view: &Value) -> String {
     line(format_args!("\nhandles"));
     for handle in list("handles") {
         line(format_args!(
-            "  {:<12} {:<12} pending {:>6}, {} rounds, {} hits, {} events",
+            "  {:<12} {:<12} pending {:>6}, {} polls, {} hits, {} events",
             text(&handle["name"]),
             text(&handle["strategy"]),
             number(handle, &["pending"]),
-            number(handle, &["rounds"]),
+            number(handle, &["polls"]),
             number(handle, &["hits"]),
             number(handle, &["events"])
         ));

@@ -17,7 +17,7 @@ use std::{
 use vigie_detect::{
     Handle, Instant, Interest, Timers, VirtualClock,
     conformance::{
-        self, EventIdentity, Harness, Hosts, Profile, SetupError, Trigger, Unclaimed, World,
+        self, EventIdentity, Harness, HostKinds, Profile, SetupError, Trigger, Unclaimed, World,
     },
     detectors::{
         channel::{Receiver, Sender, channel},
@@ -57,7 +57,7 @@ impl TimersHarness {
 
 impl Harness for TimersHarness {
     type Detector = Timers;
-    const HOSTS: Hosts = Hosts::Virtual;
+    const HOST_KINDS: HostKinds = HostKinds::Virtual;
 
     fn handle(&self) -> &Handle<Timers> {
         &self.handle
@@ -220,7 +220,7 @@ impl Drop for ReadinessHarness {
 
 impl Harness for ReadinessHarness {
     type Detector = Readiness;
-    const HOSTS: Hosts = Hosts::Real;
+    const HOST_KINDS: HostKinds = HostKinds::Real;
 
     fn handle(&self) -> &Handle<Readiness> {
         &self.handle
@@ -434,7 +434,7 @@ mod uring {
 
     impl Harness for UringHarness {
         type Detector = Uring;
-        const HOSTS: Hosts = Hosts::Real;
+        const HOST_KINDS: HostKinds = HostKinds::Real;
 
         fn handle(&self) -> &Handle<Uring> {
             &self.handle

@@ -14,7 +14,7 @@ use vigie_detect::{
     ArmOutcome, Engine, EngineContext, EngineHost, Instant, Progress, Registration, VirtualClock,
     WatchedDescriptor,
     conformance::{
-        self, EngineHarness, EventIdentity, Hosts, Named, Profile, SetupError, Trigger, World,
+        self, EngineHarness, EventIdentity, HostKinds, Named, Profile, SetupError, Trigger, World,
     },
 };
 
@@ -67,7 +67,7 @@ impl Engine for Numbers {
     }
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
-        Ok(if self.posted.is_empty() { ArmOutcome::Armed } else { ArmOutcome::Ready })
+        Ok(ArmOutcome::ready_if(!self.posted.is_empty()))
     }
 }
 
@@ -166,7 +166,7 @@ impl Engine for Datagrams {
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         self.receive();
-        Ok(if self.arrived.is_empty() { ArmOutcome::Armed } else { ArmOutcome::Ready })
+        Ok(ArmOutcome::ready_if(!self.arrived.is_empty()))
     }
 
     fn notified(&mut self, _: &[vigie_detect::PollerEvent]) {
@@ -194,7 +194,7 @@ struct DatagramsHarness {
 
 impl EngineHarness for DatagramsHarness {
     type Engine = Datagrams;
-    const HOSTS: Hosts = Hosts::Real;
+    const HOST_KINDS: HostKinds = HostKinds::Real;
 
     fn host(&self) -> &EngineHost<Datagrams> {
         &self.host
@@ -263,7 +263,7 @@ impl Engine for Alarms {
 
     fn arm(&mut self, context: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         let is_due = self.wanted.first().is_some_and(|due| *due <= context.now());
-        Ok(if is_due { ArmOutcome::Ready } else { ArmOutcome::Armed })
+        Ok(ArmOutcome::ready_if(is_due))
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -284,7 +284,7 @@ impl AlarmsHarness {
 
 impl EngineHarness for AlarmsHarness {
     type Engine = Alarms;
-    const HOSTS: Hosts = Hosts::Virtual;
+    const HOST_KINDS: HostKinds = HostKinds::Virtual;
 
     fn host(&self) -> &EngineHost<Alarms> {
         &self.host
@@ -440,7 +440,7 @@ struct BoxesHarness {
 
 impl EngineHarness for BoxesHarness {
     type Engine = Boxes;
-    const HOSTS: Hosts = Hosts::Real;
+    const HOST_KINDS: HostKinds = HostKinds::Real;
 
     fn host(&self) -> &EngineHost<Boxes> {
         &self.host

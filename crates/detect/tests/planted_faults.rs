@@ -15,7 +15,7 @@ use vigie_detect::{
     ArmOutcome, Arming, CancelOutcome, Detector, DriverHandle, EmitOutcome, Handle, Instant, Key,
     Methods, Mode, Notifier, PollContext, Registration, SubmitOutcome, VirtualClock,
     conformance::{
-        EventIdentity, Harness, Hosts, Memory, Profile, Rule, SetupError, SuiteConfig, Trigger,
+        EventIdentity, Harness, HostKinds, Memory, Profile, Rule, SetupError, SuiteConfig, Trigger,
         Unclaimed, Violation, World, check_with,
     },
 };
@@ -221,7 +221,7 @@ mod mailbox {
 
     impl Harness for OnRealHost {
         type Detector = Mailbox;
-        const HOSTS: Hosts = Hosts::Real;
+        const HOST_KINDS: HostKinds = HostKinds::Real;
 
         fn handle(&self) -> &Handle<Mailbox> {
             self.0.handle()
@@ -590,7 +590,7 @@ mod alarm {
 
     impl Harness for AlarmHarness {
         type Detector = Alarm;
-        const HOSTS: Hosts = Hosts::Virtual;
+        const HOST_KINDS: HostKinds = HostKinds::Virtual;
 
         fn handle(&self) -> &Handle<Alarm> {
             &self.handle

@@ -218,7 +218,7 @@ impl Detector for Mailbox {
         let mut letters = self.letters.lock().expect("no panic");
         letters.is_armed = letters.count == 0;
         self.was_armed_now = letters.is_armed;
-        Ok(if letters.is_armed { ArmOutcome::Armed } else { ArmOutcome::Ready })
+        Ok(ArmOutcome::ready_if(!letters.is_armed))
     }
 
     fn cancel(&mut self, key: Key, _: &mut Option<Instant>) -> CancelOutcome {

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use vigie_detect::clock::monotonic_now;
-use vigie_detect::{Clock, Instant, Reactivity};
+use vigie_detect::{ArmOutcome, Clock, Instant, Reactivity};
 use vigie_forward::messages::{
     Basic, Busy, DeliveryReport, Forwarder, ForwarderReport, MessageVerdict, MessagesError,
     NodeConfig, Sink, SinkEvent, Source, algorithm_fn,
@@ -172,7 +172,7 @@ impl Wire for Lossy {
         self.wire.descriptor()
     }
 
-    fn arm(&mut self) -> io::Result<bool> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         self.wire.arm()
     }
 }

@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let memory = Memory::allocate(size)?;
             *cost = median(rounds, || {
                 if is_buffer {
-                    let buffer = cache.allocate(&mut nic, size, attributes)?;
+                    let buffer = cache.buffer(&mut nic, size, attributes)?;
                     for page in 0..size / 4096 {
                         buffer.store(page as u64 * 4096, 1)?;
                     }

@@ -74,8 +74,11 @@ pub mod local_socket;
 #[cfg(all(feature = "shm", loom))]
 #[doc(hidden)]
 pub mod loom_exports;
+#[cfg(any(feature = "link", feature = "vi", vigie_verbs))]
+pub mod memory;
 #[cfg(feature = "message")]
 pub mod message;
+#[cfg(any(feature = "vi", vigie_verbs))]
 mod nic;
 #[cfg(feature = "message")]
 pub mod protocol;
@@ -83,6 +86,7 @@ pub mod protocol;
 pub mod shm;
 #[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(any(feature = "vi", vigie_verbs))]
 mod slots;
 #[cfg(feature = "software-nic")]
 pub mod software_nic;
@@ -90,14 +94,16 @@ mod spinning;
 mod sync;
 #[cfg(feature = "udp")]
 pub mod udp;
-// The build also needs system libraries, so the feature alone does not enable this: `docs/design/verbs.md`.
-#[cfg(all(feature = "verbs", vigie_verbs))]
+// No feature, since `--all-features` must build without system libraries: `docs/design/verbs.md`.
+#[cfg(vigie_verbs)]
 pub mod verbs;
+#[cfg(any(feature = "vi", vigie_verbs))]
 pub mod vi;
 #[cfg(feature = "world")]
 pub mod world;
 
 pub use auth::Secret;
+#[cfg(any(feature = "vi", vigie_verbs))]
 pub use nic::{ConnectError, Nic};
 
 /// After this many announcements in a row without a waiter, a host of links or datagrams stops asking for them: a

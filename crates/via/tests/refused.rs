@@ -52,7 +52,7 @@ async fn operations(before: Shm) -> Vec<Answer> {
         answer("LinkBuilder::open", link().open()),
         answer("EtherBuilder::open", Ether::builder("lo").open(Secret::new([1; 16]))),
         answer("EtherBuilder::open_wire", Ether::builder("lo").open_wire()),
-        #[cfg(all(feature = "verbs", vigie_verbs))]
+        #[cfg(vigie_verbs)]
         answer("Verbs::open", {
             let config = vigie_via::verbs::VerbsConfig::new(
                 [127, 0, 0, 1].into(),

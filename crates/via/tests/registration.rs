@@ -160,7 +160,7 @@ impl Run {
         self.clock += 1;
         self.make_room(BYTES_MAX, ENTRIES_MAX);
         let attributes = self.attributes(false);
-        let memory = self.cache.allocate(&mut self.nic, length, attributes).expect("memory");
+        let memory = self.cache.buffer(&mut self.nic, length, attributes).expect("memory");
         assert!(memory.len() >= length);
         let bytes = memory.len() as u64;
         let free = self

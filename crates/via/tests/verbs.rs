@@ -2,7 +2,7 @@
 //! software devices. `VIGIE_VERBS_ADDRESSES` holds the addresses of the devices to use, one or more;
 //! NICs take them in turn.
 
-#![cfg(all(feature = "verbs", vigie_verbs))]
+#![cfg(vigie_verbs)]
 
 use std::{
     env,

@@ -226,7 +226,7 @@ impl Cluster {
     pub fn run_programs<P: Program>(&self, programs: Vec<P>) -> Result<Times, SimulationError> {
         self.config.check(&self.media)?;
         if !(1..=2).contains(&self.media.len()) {
-            return Err(SimulationError::Media { count: self.media.len() });
+            return Err(SimulationError::NetworkCount { count: self.media.len() });
         }
         if programs.is_empty() || programs.len() > Group::SIZE_MAX as usize {
             return Err(SimulationError::Members { count: programs.len() });
@@ -276,7 +276,7 @@ pub enum SimulationError {
     },
     /// There must be one network or two.
     #[error("nodes have one or two networks, not {count}")]
-    Media {
+    NetworkCount {
         /// The number given.
         count: usize,
     },

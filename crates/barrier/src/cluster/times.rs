@@ -72,7 +72,7 @@ impl Times {
 
     /// Returns the shortest time of each member, averaged over the members.
     #[must_use]
-    pub fn min_ns(&self) -> f64 {
+    pub fn mean_min_ns(&self) -> f64 {
         self.average(|member| member.min_ns as f64)
     }
 
@@ -84,7 +84,7 @@ impl Times {
 
     /// Returns the longest time of each member, averaged over the members.
     #[must_use]
-    pub fn max_ns(&self) -> f64 {
+    pub fn mean_max_ns(&self) -> f64 {
         self.average(|member| member.max_ns as f64)
     }
 
@@ -116,8 +116,8 @@ impl Runs {
 
     /// Returns the shortest times, averaged over the runs.
     #[must_use]
-    pub fn min_ns(&self) -> f64 {
-        self.average(Times::min_ns)
+    pub fn mean_min_ns(&self) -> f64 {
+        self.average(Times::mean_min_ns)
     }
 
     /// Returns the mean times, averaged over the runs.
@@ -128,8 +128,8 @@ impl Runs {
 
     /// Returns the longest times, averaged over the runs.
     #[must_use]
-    pub fn max_ns(&self) -> f64 {
-        self.average(Times::max_ns)
+    pub fn mean_max_ns(&self) -> f64 {
+        self.average(Times::mean_max_ns)
     }
 
     /// Returns the standard deviation of the runs' mean times; 0 for a single run.
@@ -157,12 +157,12 @@ mod tests {
         for (index, time_ns) in [(0, 10), (0, 30), (1, 100), (1, 140)] {
             times.push(index, time_ns);
         }
-        assert_eq!((times.min_ns(), times.mean_ns(), times.max_ns()), (55.0, 70.0, 85.0));
+        assert_eq!((times.mean_min_ns(), times.mean_ns(), times.mean_max_ns()), (55.0, 70.0, 85.0));
         assert_eq!((times.sum_ns(), times.passed(1)), (280, 2));
         let mut other = Times::new(1);
         other.push(0, 74);
         let runs = Runs::new(vec![times.clone(), other]);
-        assert_eq!((runs.mean_ns(), runs.min_ns()), (72.0, 64.5));
+        assert_eq!((runs.mean_ns(), runs.mean_min_ns()), (72.0, 64.5));
         assert!((runs.deviation_ns() - 8_f64.sqrt()).abs() < 1e-9);
         assert_eq!(Runs::new(vec![times]).deviation_ns(), 0.0);
     }

@@ -132,8 +132,8 @@ impl MemberConfig {
     }
 
     setters! {
-        /// Sets the time after which a waiting member asks for the messages that it misses; then it waits twice as long, and so on up to a
-        /// 64th of the failure timeout. From 1 µs to a minute; default 10 ms, which is more than a sleeping process needs to be
+        /// Sets the time after which a waiting member asks for the messages that it misses. It asks again after twice the last pause,
+        /// at most a 64th of the failure timeout. From 1 µs to a minute; default 10 ms, which is more than a sleeping process needs to be
         /// scheduled on a busy machine.
         repeat_after: Duration,
 

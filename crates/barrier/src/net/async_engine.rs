@@ -161,7 +161,7 @@ impl AsyncEngine {
     /// Returns whether the transport is armed now. If not, something may be there.
     fn arm_transport(&mut self, now: Instant) -> bool {
         self.is_armed = match self.engine.arm(&self.waker) {
-            Ok(is_ready) => !is_ready,
+            Ok(armed) => !armed.is_ready(),
             Err(error) => {
                 tracing::debug!(%error, "a barrier's transport cannot be armed");
                 // A poll meets the error too, and handles it better.
@@ -241,7 +241,7 @@ impl vigie_detect::Engine for AsyncEngine {
         // Only arming tells what messages have brought.
         self.update_watch(now, !self.has_descriptors);
         self.is_asleep = !self.is_watched || self.drain_and_arm(now);
-        Ok(if self.is_asleep { ArmOutcome::Armed } else { ArmOutcome::Ready })
+        Ok(ArmOutcome::ready_if(!self.is_asleep))
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {

@@ -48,7 +48,7 @@ pub enum MulticastState {
 ///
 /// # How it waits
 /// A waiting member first polls in bursts of at most 20 µs, during which it also yields the processor to others;
-/// other tasks run between the bursts. After the time that a barrier would cost if all members slept, the scheduler
+/// other tasks run between the bursts. Once it has waited for as long as a barrier takes whose members all sleep, the scheduler
 /// that hosts the barrier decides how it sleeps; [`WaitMode`](super::WaitMode) overrides this. While the member is
 /// outside the barrier, or computes between [`arrive`](Self::arrive) and [`depart`](Self::depart), the host answers
 /// for it.

@@ -8,6 +8,7 @@ use std::{
     task::Waker,
 };
 
+use vigie_detect::ArmOutcome;
 use vigie_via::{
     auth,
     datagram::{DatagramError, NodeAddress, PolledDevice, UdpConfig},
@@ -321,12 +322,12 @@ impl Transport for DatagramTransport {
         self.receive_all(|_, _, packet| take(packet)).map_err(failed)
     }
 
-    fn arm(&mut self, _: &Waker) -> io::Result<bool> {
+    fn arm(&mut self, _: &Waker) -> io::Result<ArmOutcome> {
         let mut is_ready = false;
         for net in &mut self.devices {
-            is_ready |= net.device.arm()?;
+            is_ready |= net.device.arm()?.is_ready();
         }
-        Ok(is_ready)
+        Ok(ArmOutcome::ready_if(is_ready))
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, io, sync::Arc, task::Waker};
 
-use vigie_detect::Instant;
+use vigie_detect::{ArmOutcome, Instant};
 
 use super::{
     leaving::LeaveTracker,
@@ -287,8 +287,8 @@ impl BarrierEngine {
         self.leave_tracker.is_done() || self.has_failed()
     }
 
-    /// Prepares for sleep. Returns whether something may have arrived.
-    pub(super) fn arm(&mut self, waker: &Waker) -> io::Result<bool> {
+    /// Prepares for sleep.
+    pub(super) fn arm(&mut self, waker: &Waker) -> io::Result<ArmOutcome> {
         self.transport.arm(waker)
     }
 
@@ -560,7 +560,7 @@ impl Transport for Closed {
         Err(io::ErrorKind::NotConnected.into())
     }
 
-    fn arm(&mut self, _: &Waker) -> io::Result<bool> {
+    fn arm(&mut self, _: &Waker) -> io::Result<ArmOutcome> {
         Err(io::ErrorKind::NotConnected.into())
     }
 

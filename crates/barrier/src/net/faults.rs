@@ -2,6 +2,8 @@
 
 use std::{collections::VecDeque, io, os::fd::BorrowedFd, task::Waker};
 
+use vigie_detect::ArmOutcome;
+
 use super::transport::Transport;
 use crate::{
     group::Rank,
@@ -87,7 +89,7 @@ impl Transport for FaultyTransport {
         })
     }
 
-    fn arm(&mut self, waker: &Waker) -> io::Result<bool> {
+    fn arm(&mut self, waker: &Waker) -> io::Result<ArmOutcome> {
         self.inner.arm(waker)
     }
 

@@ -439,7 +439,7 @@ mod tests {
         task::Waker,
     };
 
-    use vigie_detect::Server;
+    use vigie_detect::{ArmOutcome, Server};
     use vigie_via::{datagram::UdpConfig, world};
 
     use super::*;
@@ -479,7 +479,7 @@ mod tests {
             })
         }
 
-        fn arm(&mut self, waker: &Waker) -> io::Result<bool> {
+        fn arm(&mut self, waker: &Waker) -> io::Result<ArmOutcome> {
             self.inner.arm(waker)
         }
 

@@ -7,6 +7,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use vigie_detect::ArmOutcome;
 use vigie_via::{
     message::{Communicator, Message, MessageError, SourceFilter},
     protocol::Status,
@@ -123,32 +124,36 @@ impl<P: Provider> Transport for MessageTransport<P> {
         Ok(())
     }
 
-    fn arm(&mut self, waker: &Waker) -> io::Result<bool> {
+    fn arm(&mut self, waker: &Waker) -> io::Result<ArmOutcome> {
         let mut cx = Context::from_waker(waker);
         if let Some(receiving) = &mut self.receiving {
-            let Poll::Ready(received) = receiving.as_mut().poll(&mut cx) else { return Ok(false) };
+            let Poll::Ready(received) = receiving.as_mut().poll(&mut cx) else {
+                return Ok(ArmOutcome::Armed);
+            };
             // The next look delivers it.
             self.receiving = Some(Box::pin(std::future::ready(received)));
-            return Ok(true);
+            return Ok(ArmOutcome::Ready);
         }
         if !self.communicator.failures(self.failures).is_empty() {
             // The next look records them.
-            return Ok(true);
+            return Ok(ArmOutcome::Ready);
         }
         let failures = u32::try_from(self.failures).unwrap_or(u32::MAX);
         if failures.saturating_add(1) >= self.communicator.size() {
             // Nothing will arrive any more.
-            return Ok(false);
+            return Ok(ArmOutcome::Armed);
         }
         let communicator = &self.communicator;
         let probing = self.probing.get_or_insert_with(|| {
             let communicator = communicator.clone();
             Box::pin(async move { communicator.probe(SourceFilter::Any, TAG).await })
         });
-        let Poll::Ready(found) = probing.as_mut().poll(&mut cx) else { return Ok(false) };
+        let Poll::Ready(found) = probing.as_mut().poll(&mut cx) else {
+            return Ok(ArmOutcome::Armed);
+        };
         self.probing = None;
         found.map(drop).or_else(result_of_error)?;
-        Ok(true)
+        Ok(ArmOutcome::Ready)
     }
 
     fn next_dead(&mut self) -> Option<Rank> {

@@ -2,6 +2,8 @@
 
 use std::{io, os::fd::BorrowedFd, task::Waker};
 
+use vigie_detect::ArmOutcome;
+
 use crate::{
     group::Rank,
     schedule::{Network, Target},
@@ -12,7 +14,7 @@ use crate::{
 ///
 /// # Contract
 /// 1. Nothing blocks. Packets that cannot be sent immediately are dropped, or sent later by the transport.
-/// 2. After [`arm`](Self::arm) has returned false, any arrival makes one of the [descriptors](Self::descriptors)
+/// 2. After [`arm`](Self::arm) has returned [`ArmOutcome::Armed`], any arrival makes one of the [descriptors](Self::descriptors)
 ///    readable or wakes the waker.
 /// 3. A packet for everyone goes to all others, with or without multicast.
 pub trait Transport: Send + 'static {
@@ -28,11 +30,11 @@ pub trait Transport: Send + 'static {
     /// Nothing will arrive any more.
     fn recv_each(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()>;
 
-    /// Prepares for sleep. Returns whether something may have arrived already.
+    /// Prepares for sleep.
     ///
     /// # Errors
     /// Nothing will arrive any more.
-    fn arm(&mut self, waker: &Waker) -> io::Result<bool>;
+    fn arm(&mut self, waker: &Waker) -> io::Result<ArmOutcome>;
 
     /// Calls `each` with the descriptors to sleep on, which never change; none if only the waker is used.
     fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {

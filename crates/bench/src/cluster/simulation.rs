@@ -262,10 +262,10 @@ impl SimulationPlan {
         let mut row = row
             .with_figure("samples", barriers)
             .with_figure("runs", runs.runs.len())
-            .with_figure("min_us", us(runs.min_ns()))
+            .with_figure("min_us", us(runs.mean_min_ns()))
             .with_figure(MEAN_US, us(runs.mean_ns()))
             .with_figure("deviation_us", us(runs.deviation_ns()))
-            .with_figure("max_us", us(runs.max_ns()))
+            .with_figure("max_us", us(runs.mean_max_ns()))
             .with_figure("frames_per_barrier", per_barrier(|counts| counts.sent))
             .with_figure("collisions_per_barrier", per_barrier(|counts| counts.collisions));
         if !self.is_of_the_paper() {

@@ -16,7 +16,7 @@ pub(crate) type Interrupt = Box<dyn Fn() + Send + Sync>;
 ///    that starts after the event must not sleep through it.
 /// 2. It may return without an event. [`io::ErrorKind::Interrupted`] is such a return; any other error
 ///    ends all pending requests of the handle and closes it, as a panic does.
-/// 3. Without an interrupt, each call is given a time, at most [`LIMIT`](Self::LIMIT), after which
+/// 3. Without an interrupt, each call is given a time, at most [`UNINTERRUPTED_MAX`](Self::UNINTERRUPTED_MAX), after which
 ///    it must return. One that does not keeps its thread beyond the server's end, but delays no
 ///    other handle.
 /// 4. With an interrupt, a call in progress returns soon after the interrupt is called, if necessary
@@ -28,7 +28,7 @@ pub struct Blocker {
 
 impl Blocker {
     /// The longest time that a call without an interrupt may be given.
-    pub const LIMIT: Duration = Duration::from_secs(1);
+    pub const UNINTERRUPTED_MAX: Duration = Duration::from_secs(1);
 
     /// Creates a blocker whose calls return on their own after the time that they are given.
     #[must_use]

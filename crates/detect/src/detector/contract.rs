@@ -32,7 +32,7 @@ pub enum SubmitOutcome<E> {
     Rejected(io::Error),
 }
 
-/// The result of [`Detector::arm`].
+/// The result of preparing for a sleep, as in [`Detector::arm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an event that arrived before arming is lost if it is not polled for"]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
@@ -41,6 +41,19 @@ pub enum ArmOutcome {
     Armed,
     /// An event may be there already: poll again instead of sleeping.
     Ready,
+}
+
+impl ArmOutcome {
+    /// Returns [`Ready`](Self::Ready) if an event may be there already.
+    pub const fn ready_if(is_ready: bool) -> Self {
+        if is_ready { Self::Ready } else { Self::Armed }
+    }
+
+    /// Returns whether an event may be there already.
+    #[must_use]
+    pub const fn is_ready(self) -> bool {
+        matches!(self, Self::Ready)
+    }
 }
 
 /// The times at which a detector that notifies must be armed.
@@ -197,8 +210,8 @@ pub trait Detector: Sized + Send + 'static {
         None
     }
 
-    /// Returns the latest time to which a busy host may delay the poll for
-    /// [`next_deadline`](Self::next_deadline). Not earlier than that deadline, which is the default.
+    /// Returns the latest time of the poll that [`next_deadline`](Self::next_deadline) asks for, if the host is busy
+    /// or combines wake-ups. Never before that deadline, which is the default.
     fn hard_deadline(&self) -> Option<Instant> {
         self.next_deadline()
     }

@@ -85,7 +85,7 @@ pub fn signal_io(server: &Server, kind: SignalKind) -> Result<Handle<SignalIo>, 
 }
 
 impl SignalIo {
-    /// Creates the kernel send the signal for `descriptor` from now on.
+    /// Makes the kernel send the signal for `descriptor` from now on.
     fn announce(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let own = process::id().cast_signed();
         control(descriptor, libc::F_SETOWN, own)?;

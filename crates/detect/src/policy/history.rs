@@ -40,7 +40,7 @@ pub(crate) enum IdleEvent {
 /// saved or would have saved, minus what it has cost or would have cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct History {
-    rounds: u64,
+    polls: u64,
     hits: u64,
     events: u64,
     first_round: Option<Instant>,
@@ -67,8 +67,8 @@ const DOUBTS: u64 = 32;
 impl History {
     /// Returns how many polls ran.
     #[must_use]
-    pub const fn rounds(&self) -> u64 {
-        self.rounds
+    pub const fn polls(&self) -> u64 {
+        self.polls
     }
 
     /// Returns how many polls found an event.
@@ -204,7 +204,7 @@ impl History {
 
     /// Records one poll.
     pub fn record(&mut self, now: Instant, event_count: usize) {
-        self.rounds += 1;
+        self.polls += 1;
         self.first_round.get_or_insert(now);
         if event_count == 0 {
             return;
@@ -256,6 +256,6 @@ mod tests {
         }
         let interval = history.event_interval().expect("events were recorded");
         assert!(interval > Duration::from_micros(79) && interval <= Duration::from_micros(80));
-        assert_eq!((history.rounds(), history.hits(), history.events()), (210, 110, 210));
+        assert_eq!((history.polls(), history.hits(), history.events()), (210, 110, 210));
     }
 }

@@ -483,7 +483,7 @@ impl<D: Detector> HandleInner<D> {
             PollContext::new(&mut core.pending, batch, now, self.budget, self.stream_capacity);
         let strategy = core.decision.strategy;
         let is_timed =
-            strategy.is_polling() && core.history.rounds().is_multiple_of(POLLS_TIMED_ONE_IN);
+            strategy.is_polling() && core.history.polls().is_multiple_of(POLLS_TIMED_ONE_IN);
         let timed_from = is_timed.then(|| self.driver.now());
         let outcome = match cause {
             PollCause::Ready(ready_events) => {

@@ -173,7 +173,7 @@ impl HelperControl {
     /// each.
     pub(crate) fn run(&self, notify: impl Fn()) {
         let call = self.lock().call.take();
-        let limit = if self.interrupt.is_some() { None } else { Some(Blocker::LIMIT) };
+        let limit = if self.interrupt.is_some() { None } else { Some(Blocker::UNINTERRUPTED_MAX) };
         if let Some(mut call) = call {
             while self.begin() {
                 let result = match caught("block", || call(limit)) {

@@ -32,7 +32,7 @@ impl<D: Detector> HandleInner<D> {
         let pending = self.watch.known_count.load(Ordering::Relaxed);
         let detection = self.try_read(|core| Detection {
             strategy: core.decision.strategy,
-            rounds: core.history.rounds(),
+            polls: core.history.polls(),
             hits: core.history.hits(),
             events: core.history.events(),
         });

@@ -8,7 +8,7 @@ use crate::{
 /// Counters of one server. `Relaxed` throughout: the values order nothing.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    rounds: AtomicU64,
+    polls: AtomicU64,
     hits: AtomicU64,
     events: AtomicU64,
     sleeps: AtomicU64,
@@ -19,7 +19,7 @@ pub(crate) struct Metrics {
 #[non_exhaustive]
 pub struct Snapshot {
     /// Polls, at switches and after sleeps.
-    pub rounds: u64,
+    pub polls: u64,
     /// Polls that found an event.
     pub hits: u64,
     /// Events delivered.
@@ -48,7 +48,7 @@ pub struct Detection {
     /// The present strategy for this handle.
     pub strategy: Strategy,
     /// Polls of this handle.
-    pub rounds: u64,
+    pub polls: u64,
     /// Polls that found an event.
     pub hits: u64,
     /// Events found.
@@ -58,7 +58,7 @@ pub struct Detection {
 impl Default for Metrics {
     fn default() -> Self {
         Self {
-            rounds: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             events: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
@@ -68,8 +68,8 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Only the thread that holds the driver's lock counts, so a load and a store suffice.
-    pub(crate) fn count_round(&self, event_count: usize) {
-        add(&self.rounds, 1);
+    pub(crate) fn count_poll(&self, event_count: usize) {
+        add(&self.polls, 1);
         if event_count > 0 {
             add(&self.hits, 1);
             add(&self.events, event_count as u64);
@@ -82,7 +82,7 @@ impl Metrics {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
-            rounds: self.rounds.load(Ordering::Relaxed),
+            polls: self.polls.load(Ordering::Relaxed),
             hits: self.hits.load(Ordering::Relaxed),
             events: self.events.load(Ordering::Relaxed),
             sleeps: self.sleeps.load(Ordering::Relaxed),

@@ -90,7 +90,7 @@ impl ServerShared {
         events += self.deliver(driver, batch, now);
         events += self.poll_due(driver, batch, now);
         events += self.poll_deadlines(driver, batch, now);
-        self.metrics.count_round(events);
+        self.metrics.count_poll(events);
         if self.park_state.is_parked() {
             events += self.watch_for_others(driver, batch, now);
         }

@@ -44,7 +44,7 @@ impl Engine for Parity {
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         let is_empty = self.arrived.iter().all(VecDeque::is_empty);
-        Ok(if is_empty { ArmOutcome::Armed } else { ArmOutcome::Ready })
+        Ok(ArmOutcome::ready_if(!is_empty))
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {

@@ -17,8 +17,8 @@ use vigie_detect::{
     Arming, Blocker, Detector, Driver, EmitOutcome, Flavor, Handle, Key, Methods, Mode,
     PollContext, RegisterError, Registration, Server, Strategy, SubmitOutcome, WaitError,
     conformance::{
-        EventIdentity, Harness, Hosts, Profile, Rule, SetupError, Trigger, Unclaimed, Violation,
-        World,
+        EventIdentity, Harness, HostKinds, Profile, Rule, SetupError, Trigger, Unclaimed,
+        Violation, World,
     },
     detectors::blocking::{Blocking, blocking, interruptible},
 };
@@ -72,7 +72,7 @@ impl ReadHarness {
 
 impl Harness for ReadHarness {
     type Detector = Blocking<usize>;
-    const HOSTS: Hosts = Hosts::Real;
+    const HOST_KINDS: HostKinds = HostKinds::Real;
 
     fn handle(&self) -> &Handle<Blocking<usize>> {
         &self.handle
@@ -246,7 +246,7 @@ impl LetterboxHarness {
 
 impl Harness for LetterboxHarness {
     type Detector = Letterbox;
-    const HOSTS: Hosts = Hosts::Real;
+    const HOST_KINDS: HostKinds = HostKinds::Real;
 
     fn handle(&self) -> &Handle<Letterbox> {
         &self.handle

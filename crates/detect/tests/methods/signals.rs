@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process,
 use vigie_detect::{
     Arming, Detected, Detector, DriverHandle, EmitOutcome, Flavor, Handle, Key, Methods, Mode,
     PollContext, Ready, RegisterError, Registration, Server, Strategy, SubmitOutcome,
-    conformance::{EventIdentity, Harness, Hosts, Profile, Rule, Trigger, Unclaimed, World},
+    conformance::{EventIdentity, Harness, HostKinds, Profile, Rule, Trigger, Unclaimed, World},
     detectors::{
         readiness::Direction,
         signal::{Arrived, SignalKind, Signals, signal},
@@ -139,7 +139,7 @@ impl SignalIoHarness {
 
 impl Harness for SignalIoHarness {
     type Detector = SignalIo;
-    const HOSTS: Hosts = Hosts::Real;
+    const HOST_KINDS: HostKinds = HostKinds::Real;
 
     fn handle(&self) -> &Handle<SignalIo> {
         &self.handle

@@ -147,7 +147,7 @@ impl Engine for HostEngine {
         let Some(forwarder) = &mut self.forwarder else { return Ok(ArmOutcome::Armed) };
         forwarder.watch(turn.now());
         let is_ready = forwarder.arm().map_err(io::Error::other)?;
-        Ok(if is_ready { ArmOutcome::Ready } else { ArmOutcome::Armed })
+        Ok(ArmOutcome::ready_if(is_ready))
     }
 
     /// The descriptors of the open links, numbered by port.

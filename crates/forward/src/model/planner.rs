@@ -151,7 +151,7 @@ impl Plan {
         self.parameters
     }
 
-    /// Returns every path with its prediction or refusal, in order of preference among equals.
+    /// Returns each path with its prediction or refusal. Of equally fast paths, the first is chosen.
     #[must_use]
     pub const fn candidates(&self) -> &[Candidate; 4] {
         &self.candidates

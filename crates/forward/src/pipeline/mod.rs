@@ -564,7 +564,7 @@ impl Pipeline {
     /// Returns how many packets wait in all buffers, in stages that hold them, and in incomplete messages.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        let held: usize = self.stages.stages.iter().map(|stage| stage.held()).sum();
+        let held: usize = self.stages.stages.iter().map(|stage| stage.held_packets()).sum();
         self.input.len() + held + self.outputs.len() + self.messages.len()
     }
 

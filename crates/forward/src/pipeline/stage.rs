@@ -130,7 +130,7 @@ pub trait Stage: Send {
     }
 
     /// Returns the number of packets that it holds. Default: 0.
-    fn held(&self) -> usize {
+    fn held_packets(&self) -> usize {
         0
     }
 

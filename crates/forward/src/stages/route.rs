@@ -117,7 +117,7 @@ impl Stage for RouteStage {
         (unresolved.len() > 0).then(|| now + LOOK)
     }
 
-    fn held(&self) -> usize {
+    fn held_packets(&self) -> usize {
         self.unresolved.as_ref().map_or(0, Unresolved::len)
     }
 

@@ -456,7 +456,7 @@ fn later_packets_wait_behind_earlier_ones() {
         }
         assert!(stage.release(START).is_none());
         assert_eq!(stage.process(&mut packet(to, 6), START), sent);
-        assert_eq!(stage.held(), 0);
+        assert_eq!(stage.held_packets(), 0);
     }
 }
 

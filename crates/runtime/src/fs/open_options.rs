@@ -48,7 +48,7 @@ impl OpenOptions {
         append: bool = "Sets whether each write goes to the end. Default off.", |it| it.append;
         truncate: bool = "Sets whether the file is emptied. Default off.", |it| it.truncate;
         create: bool = "Sets whether the file is created if there is none. Default off.", |it| it.create;
-        create_new: bool = "Sets whether there must not be a file yet. Default off.", |it| it.create_new;
+        create_new: bool = "Sets whether the file is created, which fails if there already is one. Default off.", |it| it.create_new;
         mode: u32 = "Sets the permissions of a new file, from which the process's mask is taken. Default `0o666`.", |it| it.permissions;
     }
 

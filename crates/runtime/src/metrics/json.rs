@@ -48,7 +48,7 @@ impl Metrics {
         );
         object.raw("reserve", &self.reserve.map_or_else(null, reserve));
         let mut server = Object::new();
-        server.number("rounds", self.detection.rounds);
+        server.number("polls", self.detection.polls);
         server.number("hits", self.detection.hits);
         server.number("events", self.detection.events);
         server.number("sleeps", self.detection.sleeps);
@@ -94,7 +94,7 @@ fn handle(report: &vigie_detect::HandleReport) -> String {
     object.number("pending", report.pending as u64);
     if let Some(detection) = report.detection {
         object.string("strategy", &detection.strategy.to_string());
-        object.number("rounds", detection.rounds);
+        object.number("polls", detection.polls);
         object.number("hits", detection.hits);
         object.number("events", detection.events);
     }

@@ -61,7 +61,7 @@ impl Detector for Restless {
     }
 
     fn arm(&mut self) -> io::Result<ArmOutcome> {
-        Ok(if self.kind == Kind::Ready { ArmOutcome::Ready } else { ArmOutcome::Armed })
+        Ok(ArmOutcome::ready_if(self.kind == Kind::Ready))
     }
 
     fn cancel(&mut self, _: Key, _: &mut ()) -> CancelOutcome {
@@ -115,7 +115,7 @@ impl Engine for Answers {
     }
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
-        Ok(if self.0.is_empty() { ArmOutcome::Armed } else { ArmOutcome::Ready })
+        Ok(ArmOutcome::ready_if(!self.0.is_empty()))
     }
 }
 

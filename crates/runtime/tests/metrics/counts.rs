@@ -129,7 +129,7 @@ fn events_are_counted_for_their_handle() {
             let report = find(&metrics).expect("it is registered");
             let detection = report.detection.expect("no callback hangs");
             assert_eq!((report.pending, detection.events, detection.hits), (0, 1, 1));
-            assert!(detection.rounds >= 1 && detection.strategy.to_string().contains("sleep"));
+            assert!(detection.polls >= 1 && detection.strategy.to_string().contains("sleep"));
             assert!(metrics.detection.events >= 1);
             drop(bell);
         }

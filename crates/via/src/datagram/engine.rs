@@ -443,7 +443,7 @@ impl Engine for DatagramEngine {
     }
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
-        Ok(if self.prepare()? { ArmOutcome::Ready } else { ArmOutcome::Armed })
+        self.prepare().map(ArmOutcome::ready_if)
     }
 
     fn has_unannounced_work(&self) -> bool {

@@ -164,7 +164,8 @@ impl UdpConfig {
     }
 
     setters! {
-        /// Sets the UDP port of port 0: 1 to 65 280, 22 016 by default. All nodes must use the same.
+        /// Sets the UDP port of the device's port 0: 1 to 65 280, 22 016 by default. The device's port n uses the UDP port
+        /// that is n higher. All nodes must use the same.
         base_port: u16,
 
         /// Sets the MTU of the network in bytes, including IP headers: 576 to 65 535, 1500 by default.

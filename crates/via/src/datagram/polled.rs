@@ -2,6 +2,8 @@
 
 use std::{io, os::fd::BorrowedFd};
 
+use vigie_detect::ArmOutcome;
+
 use super::{
     DatagramCounters, PortCounters, Received, UdpConfig,
     engine::{DatagramEngine, DatagramRoute, DatagramTransport},
@@ -134,12 +136,11 @@ impl PolledDevice {
     }
 
     /// Prepares for sleep: from now on a datagram that arrives makes the [descriptor](Self::descriptor) readable.
-    /// Returns whether one may be there already.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn arm(&mut self) -> io::Result<bool> {
-        self.engine.prepare()
+    pub fn arm(&mut self) -> io::Result<ArmOutcome> {
+        self.engine.prepare().map(ArmOutcome::ready_if)
     }
 
     /// Returns the descriptor to sleep on, which never changes. Watch its edges: it may stay readable.

@@ -9,7 +9,7 @@ use rustix::{
     event::{PollFd, PollFlags, epoll, poll},
     io::Errno,
 };
-use vigie_detect::Instant;
+use vigie_detect::{ArmOutcome, Instant};
 
 use super::{
     EtherError,
@@ -326,7 +326,7 @@ impl Wire for EtherWire {
         Some(self.epoll_fd.as_fd())
     }
 
-    fn arm(&mut self) -> io::Result<bool> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         while self.link.next_event().map_err(io_error)?.is_some() {}
         let _ = self.flush();
         // While the interface is down, only the event that it is up again makes room.
@@ -338,6 +338,6 @@ impl Wire for EtherWire {
             [PollFd::from_borrowed_fd(self.neighbours.descriptor(), PollFlags::IN)];
         let now = rustix::time::Timespec::default();
         let is_heard = poll(&mut neighbours, Some(&now)).is_ok_and(|count| count > 0);
-        Ok(is_heard || self.link.is_ready())
+        Ok(ArmOutcome::ready_if(is_heard || self.link.is_ready()))
     }
 }

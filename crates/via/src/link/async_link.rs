@@ -133,7 +133,7 @@ impl Engine for LinkEngine {
         let awaits_room = awaits_room && self.link.is_up();
         self.link.await_room(awaits_room).map_err(io::Error::other)?;
         let is_ready = !self.arrived.is_empty() || self.link.is_removed() || self.link.is_ready();
-        Ok(if is_ready { ArmOutcome::Ready } else { ArmOutcome::Armed })
+        Ok(ArmOutcome::ready_if(is_ready))
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {

@@ -141,7 +141,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Returns whether what was to be opened has another owner, so that it may be free later.
+    /// Returns whether another owner has what was to be opened: a later attempt may succeed.
     #[must_use]
     pub const fn is_in_use(&self) -> bool {
         matches!(self, Self::QueueTaken { .. } | Self::ProgramAttached { .. })

@@ -83,7 +83,7 @@ pub use self::{
     xdp::XdpMode,
 };
 use self::{monitor::Monitor, socket::LinkSocket};
-use crate::vi::Memory;
+use crate::memory::Memory;
 
 /// A received frame, borrowed while it is being read.
 pub struct Frame<'a> {

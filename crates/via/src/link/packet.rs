@@ -21,7 +21,7 @@ use super::{
     segments::{FrameSegments, OFFLOAD_BYTES, SegmentError, SegmentParts},
     sys::{self, BATCH, FrameBatch},
 };
-use crate::vi::Memory;
+use crate::memory::Memory;
 
 const OPTION_ADD_MEMBERSHIP: i32 = 1;
 const OPTION_RX_RING: i32 = 5;

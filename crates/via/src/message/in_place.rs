@@ -17,7 +17,7 @@ use crate::{
 /// Other processes may write that area at any time, so there is no slice of it: you copy bytes in, with
 /// [`write_at`](Self::write_at) or as [`io::Write`].
 #[must_use = "a loan sends nothing when it is dropped"]
-pub struct LoanedBuffer<P: Provider> {
+pub struct LoanedMessage<P: Provider> {
     inner: Arc<EndpointInner<P>>,
     /// `None` only once it is sent.
     loan: Option<Loan>,
@@ -25,7 +25,7 @@ pub struct LoanedBuffer<P: Provider> {
     position: u64,
 }
 
-impl<P: Provider> LoanedBuffer<P> {
+impl<P: Provider> LoanedMessage<P> {
     /// Returns the message's length, in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -53,7 +53,7 @@ impl<P: Provider> LoanedBuffer<P> {
     }
 }
 
-impl<P: Provider> io::Write for LoanedBuffer<P> {
+impl<P: Provider> io::Write for LoanedMessage<P> {
     /// Writes behind the bytes written last; writes nothing at the end.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = usize::try_from(self.len() - self.position).unwrap_or(usize::MAX);
@@ -68,7 +68,7 @@ impl<P: Provider> io::Write for LoanedBuffer<P> {
     }
 }
 
-impl<P: Provider> Drop for LoanedBuffer<P> {
+impl<P: Provider> Drop for LoanedMessage<P> {
     fn drop(&mut self) {
         if let Some(loan) = self.loan.take() {
             self.inner.drop_with(|engine| engine.give_back(loan));
@@ -76,9 +76,9 @@ impl<P: Provider> Drop for LoanedBuffer<P> {
     }
 }
 
-impl<P: Provider> fmt::Debug for LoanedBuffer<P> {
+impl<P: Provider> fmt::Debug for LoanedMessage<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoanedBuffer").field("loan", &self.loan).finish_non_exhaustive()
+        f.debug_struct("LoanedMessage").field("loan", &self.loan).finish_non_exhaustive()
     }
 }
 
@@ -144,15 +144,15 @@ impl<P: Provider> fmt::Debug for MessageView<P> {
 }
 
 impl<P: Provider> Communicator<P> {
-    /// Lends a place for a message of `length` bytes to a rank, for you to write in place: in the peer's area
-    /// if the message takes at most half of it and there is room, otherwise in a [buffer](Self::buffer) from
-    /// which the peer takes it in one copy.
+    /// Lends you memory in which to write a message of `length` bytes for rank `dest`: in the peer's area if the
+    /// message takes at most half of it and there is room, otherwise in a [buffer](Self::buffer) from which
+    /// the peer copies it once.
     ///
     /// # Errors
     /// [`MessageError`].
-    pub fn loan(&self, dest: u32, length: u32) -> Result<LoanedBuffer<P>, MessageError> {
+    pub fn loan(&self, dest: u32, length: u32) -> Result<LoanedMessage<P>, MessageError> {
         let loan = self.inner.with(|engine| engine.loan(dest, length))?;
-        Ok(LoanedBuffer { inner: Arc::clone(&self.inner), loan: Some(loan), position: 0 })
+        Ok(LoanedMessage { inner: Arc::clone(&self.inner), loan: Some(loan), position: 0 })
     }
 
     /// Returns memory of at least `length` bytes whose messages the receiver takes in one copy where both
@@ -192,7 +192,7 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     pub async fn send_loaned(
         &self,
-        mut buffer: LoanedBuffer<P>,
+        mut buffer: LoanedMessage<P>,
         tag: u32,
     ) -> Result<(), MessageError> {
         let Some(mut loan) = buffer.loan.take() else { return Ok(()) };

@@ -101,7 +101,7 @@ pub use communicator::{
 };
 pub use endpoint::Endpoint;
 pub use error::{MessageError, MessageErrorKind};
-pub use in_place::{LoanedBuffer, MessageView};
+pub use in_place::{LoanedMessage, MessageView};
 pub use join::JoinError;
 pub use linger::CloseError;
 pub use request::{Matched, ReceiveRequest, SendRequest};

@@ -19,11 +19,12 @@ use super::{
     to_u64,
 };
 use crate::{
+    memory::is_string_copy,
     slots::SlotKey,
     vi::{
         CACHE_LINE, Data, LocalSegment, Memory, MemoryAttributes, MemoryHandle, Operation,
         ProtectionTag, Provider, ReceiveDescriptor, Region, RemoteKey, RemoteSegment,
-        SendDescriptor, ViError, ViId, is_string_copy,
+        SendDescriptor, ViError, ViId,
     },
 };
 

@@ -43,8 +43,7 @@ pub trait Sink {
     /// byte long, or empty if the message is clipped there.
     fn chunk_mut_at(&mut self, offset: u64, length: usize) -> &mut [u8];
 
-    /// Returns how many bytes of a message it takes at most. Data beyond it that arrives while the receive is not polled
-    /// is not kept. Default: all.
+    /// Returns the most bytes of a message that it takes; bytes beyond that may be dropped. Default: no limit.
     fn limit(&self) -> u64 {
         u64::MAX
     }

@@ -30,13 +30,13 @@ impl<P: Provider> MessageEngine<P> {
     /// The NIC's.
     pub fn buffer(&mut self, length: usize) -> Result<Memory, ViError> {
         let attributes = readable(self.pool_tag);
-        self.registrations.allocate(&mut self.nic, length, attributes)
+        self.registrations.buffer(&mut self.nic, length, attributes)
     }
 
     /// As [`buffer`](Self::buffer), for messages to one rank: no other one can ever map it.
     pub(super) fn buffer_for(&mut self, rank: u32, length: usize) -> Result<Memory, EngineError> {
         let attributes = readable(self.tag(rank)?);
-        Ok(self.registrations.allocate(&mut self.nic, length, attributes)?)
+        Ok(self.registrations.buffer(&mut self.nic, length, attributes)?)
     }
 
     /// Returns the registrations of memory that was [sent](super::Payload::Memory), and the pool of

@@ -50,7 +50,7 @@ mod vi;
 
 use std::{fmt, io, mem, os::fd::BorrowedFd, time::Duration};
 
-use vigie_detect::{Instant, setters};
+use vigie_detect::{ArmOutcome, Instant, setters};
 
 use self::{
     engine::{PacketBatch, SoftwareEngine},
@@ -147,13 +147,13 @@ pub trait Wire: Send + 'static {
     /// Returns a descriptor that is readable while an arrival waits.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Prepares for the caller to sleep on the descriptor, after nothing was received. Returns whether
-    /// something has arrived by now, which the descriptor may not report.
+    /// Prepares for the caller to sleep on the descriptor, after nothing was received. Returns [`ArmOutcome::Ready`] if
+    /// something has arrived that the descriptor may not report: do not sleep then.
     ///
     /// # Errors
     /// Any failure that keeps the caller from sleeping.
-    fn arm(&mut self) -> io::Result<bool> {
-        Ok(false)
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 }
 

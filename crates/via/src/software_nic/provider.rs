@@ -233,8 +233,8 @@ impl<W: Wire> Provider for SoftwareNic<W> {
 
     fn arm(&mut self) -> io::Result<ArmOutcome> {
         let has_arrivals = self.pump();
-        let is_ready = has_arrivals || self.engine.has_news() || self.wire.arm()?;
-        Ok(if is_ready { ArmOutcome::Ready } else { ArmOutcome::Armed })
+        let is_ready = has_arrivals || self.engine.has_news() || self.wire.arm()?.is_ready();
+        Ok(ArmOutcome::ready_if(is_ready))
     }
 
     fn has_unsent(&self, vi: ViId) -> bool {

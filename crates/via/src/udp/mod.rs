@@ -37,7 +37,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use vigie_detect::{Instant, net::SimulatedUdp};
+use vigie_detect::{ArmOutcome, Instant, net::SimulatedUdp};
 
 use self::sockets::SocketSet;
 use crate::{
@@ -191,10 +191,10 @@ impl Wire for UdpWire {
         }
     }
 
-    fn arm(&mut self) -> io::Result<bool> {
+    fn arm(&mut self) -> io::Result<ArmOutcome> {
         match &mut self.0 {
-            Carrier::Kernel { sockets, .. } => sockets.watch(),
-            Carrier::Simulated { socket, .. } => Ok(socket.has_datagram()),
+            Carrier::Kernel { sockets, .. } => sockets.arm(),
+            Carrier::Simulated { socket, .. } => Ok(ArmOutcome::ready_if(socket.has_datagram())),
         }
     }
 }

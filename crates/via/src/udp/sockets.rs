@@ -24,6 +24,8 @@ use rustix::{
     },
 };
 
+use vigie_detect::ArmOutcome;
+
 use super::{BUFFER_BYTES, sys};
 use crate::software_nic::Gather;
 
@@ -220,8 +222,8 @@ impl SocketSet {
     }
 
     /// Makes the descriptor report arrivals from now on: a NIC that never sleeps does not pay for that
-    /// with every datagram. Returns whether something may have arrived already.
-    pub(super) fn watch(&mut self) -> io::Result<bool> {
+    /// with every datagram.
+    pub(super) fn arm(&mut self) -> io::Result<ArmOutcome> {
         if !self.is_watched {
             for peer_socket in &self.sockets {
                 self.add(peer_socket)?;
@@ -230,15 +232,15 @@ impl SocketSet {
         }
         if self.sockets.len() == 1 {
             // It was empty a moment ago, and later arrivals were reported.
-            return Ok(false);
+            return Ok(ArmOutcome::Armed);
         }
         // Arrivals at the other sockets may have been reported long ago.
         self.sweep();
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: NO_DATA }];
         let is_there = epoll::wait(&self.epoll, &mut events[..], Some(&Timespec::default()));
         match is_there {
-            Ok(count) => Ok(count > 0),
-            Err(Errno::INTR) => Ok(true),
+            Ok(count) => Ok(ArmOutcome::ready_if(count > 0)),
+            Err(Errno::INTR) => Ok(ArmOutcome::Ready),
             Err(error) => Err(error.into()),
         }
     }
@@ -579,7 +581,7 @@ mod tests {
         let (mut one, two, stranger) = (sockets(), sockets(), sockets());
         send_many(&mut one, two.address(), PROMOTE_AFTER);
         for from in [&two, &stranger, &two] {
-            assert!(!one.watch().expect("it can be watched"));
+            assert_eq!(one.arm().expect("it can be watched"), ArmOutcome::Armed);
             assert!(!is_readable(&one));
             // Another thread polls meanwhile, without waking the sleeper.
             assert!(take_all(&mut one).is_empty());
@@ -587,7 +589,7 @@ mod tests {
             assert!(is_readable(&one));
             assert_eq!(take_all(&mut one), [(b"wake up".to_vec(), from.address())]);
             from.sockets[0].send_one(one.address(), b"before").expect("sent");
-            assert!(one.watch().expect("it can be watched"));
+            assert_eq!(one.arm().expect("it can be watched"), ArmOutcome::Ready);
             assert!(is_readable(&one));
             assert_eq!(take_all(&mut one), [(b"before".to_vec(), from.address())]);
         }

@@ -640,7 +640,7 @@ impl Provider for Verbs {
         is_news |= self.poll_sockets();
         is_news |= self.settle();
         self.is_armed = !is_news && !self.has_news();
-        Ok(if self.is_armed { ArmOutcome::Armed } else { ArmOutcome::Ready })
+        Ok(ArmOutcome::ready_if(!self.is_armed))
     }
 
     fn quiet(&mut self) {

@@ -15,21 +15,16 @@
 //! | protection tag | protection domain | [`ProtectionTag`] |
 //! | discriminator | service ID | the bytes given to [`Provider::listen`] |
 
-mod copy;
 mod descriptor;
-mod memory;
 pub(crate) mod objects;
 mod provider;
 mod registration;
 mod state;
 
-#[cfg(feature = "message")]
-pub(crate) use copy::is_string_copy;
 pub use descriptor::{
     Completion, Data, LocalSegment, Operation, Queue, ReceiveDescriptor, RemoteSegment,
     SendDescriptor, Status,
 };
-pub use memory::{CACHE_LINE, Memory, OutOfBounds};
 pub use provider::{
     Address, Connect, CqId, DisconnectReason, MemoryAttributes, MemoryHandle, NicAttributes,
     NicEvent, ProtectionTag, Provider, Region, Reliability, RemoteKey, RequestId, ViAttributes,
@@ -37,3 +32,5 @@ pub use provider::{
 };
 pub use registration::{CacheCounters, Registered, RegistrationCache};
 pub use state::{ViEvent, ViState};
+
+pub use crate::memory::{CACHE_LINE, Memory, OutOfBounds};

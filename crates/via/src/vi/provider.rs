@@ -397,8 +397,8 @@ pub trait Provider: Send + 'static {
     fn register(&mut self, memory: Memory, attributes: MemoryAttributes)
     -> Result<Region, ViError>;
 
-    /// Returns the memory of a VI's peer, if it is mapped here, so that plain copies can replace RDMA
-    /// operations: bytes written there are in place before the next descriptor of that VI is carried out. Its
+    /// Returns the memory that `key` names at the VI's peer, if it is mapped into this process: plain copies then replace RDMA
+    /// operations. Bytes written there are in place before the next descriptor of that VI is carried out. Its
     /// attributes bound what you may do with it.
     fn window(&self, vi: ViId, key: RemoteKey) -> Option<Memory> {
         let _ = (vi, key);
@@ -554,8 +554,8 @@ pub trait Provider: Send + 'static {
         self.descriptor().is_some()
     }
 
-    /// Returns whether posted descriptors wait for a peer. The end of those that were posted while the NIC
-    /// was armed may be announced only once it has been [armed](Self::arm) again.
+    /// Returns whether posted descriptors wait for a peer. If some were posted while the NIC was armed,
+    /// [arm](Self::arm) it again: otherwise their end may not be announced.
     fn has_backlog(&self) -> bool {
         false
     }

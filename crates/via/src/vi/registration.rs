@@ -217,7 +217,7 @@ impl RegistrationCache {
     ///
     /// # Errors
     /// As [`register`](Self::register).
-    pub fn allocate<P: Provider>(
+    pub fn buffer<P: Provider>(
         &mut self,
         nic: &mut P,
         length: usize,

@@ -223,7 +223,7 @@ fn events_that_nobody_takes_keep_nobody_awake() {
         let all = endpoints[0].communicator();
         all.recv(1, 1).await.expect_err("rank 1 has gone");
         host.wait(Duration::from_millis(5)).await;
-        let rounds = || host.server(0).metrics().rounds;
+        let rounds = || host.server(0).metrics().polls;
         let before = rounds();
         for _ in 0..20 {
             host.wait(Duration::from_millis(1)).await;

@@ -232,7 +232,7 @@ impl ShmBootstrap {
         require_processes()?;
         let size = self.group.size();
         if size > Self::SIZE_MAX || !self.group.contains(self.rank) {
-            return Err(ShmFormationError::TooMany { size, rank: self.rank });
+            return Err(ShmFormationError::Impossible { size, rank: self.rank });
         }
         let state = if self.rank == Rank(0) {
             self.lead(server, deadline).await?
@@ -300,7 +300,9 @@ impl ShmBootstrap {
         for (rank, connection) in (1..).map(Rank).zip(&connections) {
             let sent = with_deadline(server, deadline, send_files(connection, &borrowed)).await;
             match sent {
-                Some(sent) => sent.map_err(|source| ShmFormationError::Member { rank, source })?,
+                Some(sent) => {
+                    sent.map_err(|source| ShmFormationError::MemberLeft { rank, source })?
+                }
                 None => {
                     return Err(ShmFormationError::Missing { ranks: LostRanks::new(vec![rank]) });
                 }
@@ -492,12 +494,12 @@ pub enum ShmFormationError {
     /// The world has too many ranks for a group.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// Such a member, or a group of that size over shared memory, is impossible.
+    /// The group is too large for shared memory, or has no such rank.
     #[error(
         "{rank} of {size}: groups over shared memory have at most {} members, counted from 0",
         ShmBootstrap::SIZE_MAX
     )]
-    TooMany {
+    Impossible {
         /// The size of the group.
         size: u32,
         /// The rank that wanted to join it.
@@ -516,7 +518,7 @@ pub enum ShmFormationError {
     TimedOut,
     /// A member is gone, or sent something that members do not send.
     #[error("{rank} left the meeting")]
-    Member {
+    MemberLeft {
         /// The member.
         rank: Rank,
         /// The error of its connection.

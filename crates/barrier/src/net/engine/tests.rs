@@ -36,8 +36,8 @@ impl Transport for Script {
         Ok(())
     }
 
-    fn arm(&mut self, _: &Waker) -> io::Result<bool> {
-        Ok(false)
+    fn arm(&mut self, _: &Waker) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 
     fn next_dead(&mut self) -> Option<Rank> {

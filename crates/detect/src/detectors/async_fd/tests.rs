@@ -89,7 +89,7 @@ impl Stage {
         assert!(self.near.poll_ready(direction, &noop()).is_pending());
     }
 
-    /// Creates the descriptor ready in `direction` and lets the server see it.
+    /// Makes the descriptor ready in `direction` and lets the server see it.
     fn announce(&mut self, direction: Direction) {
         match direction {
             Direction::Read => self.far.write_all(b"x").expect("room for a byte"),

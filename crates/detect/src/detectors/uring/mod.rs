@@ -242,7 +242,7 @@ impl Detector for Uring {
         let now = self.driver.as_ref().map(DriverHandle::now);
         self.flush(now)?;
         // A later completion is an edge of the ring's descriptor.
-        Ok(if self.ring.has_completions() { ArmOutcome::Ready } else { ArmOutcome::Armed })
+        Ok(ArmOutcome::ready_if(self.ring.has_completions()))
     }
 
     fn cancel(&mut self, key: Key, request: &mut Operation) -> CancelOutcome {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    At, EventIdentity, Harness, Hosts, Profile, Report, Rule, SetupError, Suite, SuiteConfig,
+    At, EventIdentity, Harness, HostKinds, Profile, Report, Rule, SetupError, Suite, SuiteConfig,
     Trigger, Unclaimed, Violation, World, check_with,
     stage::{CaseRunner, Flag, Host},
 };
@@ -19,13 +19,14 @@ use crate::{
 };
 
 /// The suite's requirements of an [`Engine`]: its host, and a way to make its events happen. [`Harness`] explains how
-/// the suite numbers requests, which are wants here, and events.
+/// the suite numbers requests and events; an engine's wants take the place of requests.
 pub trait EngineHarness: Sized + 'static {
     /// The engine.
     type Engine: Engine;
 
-    /// The hosts on which it works. Default: both; an engine with descriptors needs a real one.
-    const HOSTS: Hosts = Hosts::Both;
+    /// The kinds of hosts on which it works: in virtual time, in real time, or both (default). An engine with descriptors
+    /// works in real time only.
+    const HOST_KINDS: HostKinds = HostKinds::Both;
 
     /// Returns the host of the engine, at the server of the [`World`].
     fn host(&self) -> &EngineHost<Self::Engine>;
@@ -113,8 +114,8 @@ pub fn check_engine_with<H: EngineHarness>(
     let factory = &mut |world: &World| factory(world).map(OnHost);
     let report = check_with(options, factory)?;
     let mut suite = Suite { options, factory, report };
-    for (host, other) in [(Host::Virtual, Hosts::Real), (Host::Real, Hosts::Virtual)] {
-        if H::HOSTS != other {
+    for (host, other) in [(Host::Virtual, HostKinds::Real), (Host::Real, HostKinds::Virtual)] {
+        if H::HOST_KINDS != other {
             suite.named(host)?;
         }
     }
@@ -349,7 +350,7 @@ pub(super) struct OnHost<H>(H);
 impl<H: EngineHarness> Harness for OnHost<H> {
     type Detector = EngineDetector<H::Engine>;
 
-    const HOSTS: Hosts = H::HOSTS;
+    const HOST_KINDS: HostKinds = H::HOST_KINDS;
 
     fn handle(&self) -> &Handle<Self::Detector> {
         self.0.host().handle()

@@ -26,8 +26,9 @@ pub trait Harness: Sized + 'static {
     /// The implementation.
     type Detector: Detector;
 
-    /// The hosts on which it works. Default: both; a detector with descriptors of the kernel needs [`Hosts::Real`].
-    const HOSTS: Hosts = Hosts::Both;
+    /// The kinds of hosts on which it works: in virtual time, in real time, or both (default). A detector with descriptors of
+    /// the kernel works in real time only.
+    const HOST_KINDS: HostKinds = HostKinds::Both;
 
     /// Returns the handle of the detector, registered at the server of the [`World`].
     fn handle(&self) -> &Handle<Self::Detector>;
@@ -122,7 +123,7 @@ impl World {
 /// The hosts on which a detector works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there are two kinds of hosts")]
-pub enum Hosts {
+pub enum HostKinds {
     /// Only where time is virtual.
     Virtual,
     /// Only where descriptors can be watched.

@@ -36,7 +36,7 @@ mod walk;
 
 pub use engines::{EngineHarness, Named, check_engine, check_engine_with};
 pub use harness::{
-    Addressing, EventIdentity, Harness, Hosts, Memory, Profile, SetupError, Trigger, Unclaimed,
+    Addressing, EventIdentity, Harness, HostKinds, Memory, Profile, SetupError, Trigger, Unclaimed,
     World,
 };
 use suite::Suite;
@@ -62,7 +62,8 @@ pub fn check_with<H: Harness>(
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
     let mut suite = Suite { options, factory, report: Report::default() };
-    let (is_virtual, is_real) = (H::HOSTS != Hosts::Real, H::HOSTS != Hosts::Virtual);
+    let (is_virtual, is_real) =
+        (H::HOST_KINDS != HostKinds::Real, H::HOST_KINDS != HostKinds::Virtual);
     for (host, runs) in [(stage::Host::Virtual, is_virtual), (stage::Host::Real, is_real)] {
         if runs {
             suite.cases(host)?;

@@ -101,7 +101,7 @@ impl Fragments {
         self.dropped.pop_front()
     }
 
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn held_packets(&self) -> usize {
         self.held.len() + self.followers.len() + self.dropped.len()
     }
 

@@ -278,8 +278,8 @@ impl Stage for Nat {
         self.fragments.next_end(now)
     }
 
-    fn held(&self) -> usize {
-        self.fragments.held()
+    fn held_packets(&self) -> usize {
+        self.fragments.held_packets()
     }
 
     fn offload(&self) -> Offload<'_> {

@@ -26,7 +26,7 @@ use super::{
     error::{Capability, OpenError},
     packet::{self, LinkSettings},
 };
-use crate::vi::Memory;
+use crate::memory::Memory;
 
 /// The size of a frame's place: a page, the most that the kernel accepts.
 const FRAME_BYTES: u64 = 4096;

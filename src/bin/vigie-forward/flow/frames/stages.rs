@@ -150,8 +150,8 @@ impl Stage for Guard {
         self.behind.iter().filter_map(|stage| stage.next_release(now)).min()
     }
 
-    fn held(&self) -> usize {
-        self.behind.iter().map(|stage| stage.held()).sum()
+    fn held_packets(&self) -> usize {
+        self.behind.iter().map(|stage| stage.held_packets()).sum()
     }
 
     fn offload(&self) -> Offload<'_> {
@@ -219,8 +219,8 @@ impl Stage for Router {
         self.route.next_release(now)
     }
 
-    fn held(&self) -> usize {
-        self.route.held()
+    fn held_packets(&self) -> usize {
+        self.route.held_packets()
     }
 
     fn offload(&self) -> Offload<'_> {
@@ -271,8 +271,8 @@ impl Stage for Translator {
         self.nat.next_release(now)
     }
 
-    fn held(&self) -> usize {
-        self.nat.held()
+    fn held_packets(&self) -> usize {
+        self.nat.held_packets()
     }
 
     fn offload(&self) -> Offload<'_> {

@@ -61,8 +61,8 @@ impl Transport for InboxPort {
         Ok(())
     }
 
-    fn arm(&mut self, _: &Waker) -> io::Result<bool> {
-        Ok(false)
+    fn arm(&mut self, _: &Waker) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 
     fn shrink(&mut self, _: &[Rank]) {}

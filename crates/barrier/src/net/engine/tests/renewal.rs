@@ -46,8 +46,8 @@ impl Transport for HubPort {
         Ok(())
     }
 
-    fn arm(&mut self, _: &Waker) -> io::Result<bool> {
-        Ok(false)
+    fn arm(&mut self, _: &Waker) -> io::Result<ArmOutcome> {
+        Ok(ArmOutcome::Armed)
     }
 
     fn shrink(&mut self, survivors: &[Rank]) {

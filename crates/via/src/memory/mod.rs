@@ -6,6 +6,8 @@
 
 #![expect(unsafe_code, reason = "bytes that others write are reached through raw pointers alone")]
 
+mod copy;
+
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     fmt,
@@ -20,7 +22,9 @@ use std::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
 
-use super::copy::{copy_in, copy_out, prefetch_line_to_write};
+#[cfg(feature = "message")]
+pub(crate) use self::copy::is_string_copy;
+use self::copy::{copy_in, copy_out, prefetch_line_to_write};
 
 /// A cache line, in bytes: the unit that processors exchange. Allocations begin at one.
 pub const CACHE_LINE: usize = 64;
@@ -149,19 +153,19 @@ impl Memory {
     }
 
     /// Returns where the memory begins, to be passed to a device.
-    #[cfg(all(feature = "verbs", vigie_verbs))]
+    #[cfg(vigie_verbs)]
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.bytes.base
     }
 
     /// Returns whether this process may write it.
-    #[cfg(all(feature = "verbs", vigie_verbs))]
+    #[cfg(vigie_verbs)]
     pub(crate) fn is_writable(&self) -> bool {
         self.bytes.is_writable
     }
 
     /// Returns an alias of this memory, which holds it and whose holders are counted separately.
-    pub(super) fn alias(&self) -> Self {
+    pub(crate) fn alias(&self) -> Self {
         let Bytes { base, length, is_writable, .. } = *self.bytes;
         let owner = MemoryOwner::Other { _memory: self.clone() };
         Self { bytes: Arc::new(Bytes { base, length, is_writable, owner }) }
@@ -169,7 +173,7 @@ impl Memory {
 
     /// Returns the number of clones. If that is one, only this holder can make another, and everything that
     /// the others did with the bytes has happened before.
-    pub(super) fn holder_count(&self) -> usize {
+    pub(crate) fn holder_count(&self) -> usize {
         let count = Arc::strong_count(&self.bytes);
         // Pairs with the release with which a clone is dropped: the count alone is read without any order.
         fence(Ordering::Acquire);
@@ -312,7 +316,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes in; an aligned word in one access, as [contract 3](super::Provider) wants it of RDMA.
+    /// Copies bytes in; an aligned word in one access, as [contract 3](crate::vi::Provider) wants it of RDMA.
     #[inline]
     pub(crate) fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         match <[u8; 8]>::try_from(bytes) {
@@ -471,7 +475,7 @@ mod tests {
     }
 
     /// Goal: safe code cannot race: threads with the same memory read, write and copy the same bytes at the same time.
-    /// Method: all of it, for Miri, which detects races (`cargo +nightly miri test -p vigie-via --lib vi::memory`).
+    /// Method: all of it, for Miri, which detects races (`cargo +nightly miri test -p vigie-via --lib memory`).
     #[test]
     fn threads_may_access_the_same_bytes() {
         let memory = Memory::allocate(100).expect("memory");

@@ -311,7 +311,7 @@ fn each_line(to: *const u8, length: usize, mut copy: impl FnMut(usize, usize)) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vi::Memory;
+    use crate::memory::Memory;
 
     /// Goal: every byte is copied and none beside, in and out. Method: lengths around a word, a line and the shortest
     /// copies that prefetch and that are one instruction, at offsets within a line at either side.
