@@ -43,10 +43,15 @@
 //!   the model that plans them. It enables `via`.
 //!
 //! # Features
-//! `via`, `barrier`, `forward`, `hyper`: off by default. `macros`: `#[vigie::main]`, `#[vigie::test]`, `select!`, `join!`. `sync` and
-//! `io-util`: `vigie::sync` and the extension traits of [`io`]; `full` is these three. `tokio`: a setting of the runtime by which libraries that need tokio's
-//! context work inside it. None of them changes the behaviour of existing calls. `cli-run` and
-//! `cli-forward` build the commands `vigie-run` and `vigie-forward`; the libraries do not need them.
+//! All are off by default, and none changes the behaviour of existing calls.
+//!
+//! - `macros`: `#[vigie::main]`, `#[vigie::test]`, `select!`, `join!`. `sync`: `vigie::sync`. `io-util`: the extension traits of [`io`].
+//!   `full` is these three.
+//! - `via`, `barrier`, `forward`: messages, barriers, forwarding. `forward-tls`: relays with TLS.
+//! - `hyper`, `hyper-client`: HTTP servers and clients. `quinn`: QUIC.
+//! - `tokio`: a setting of the runtime by which libraries that need tokio's context work inside it.
+//! - `spans`: a span of `tracing` for each task. `stacks`: stacks of tasks in dumps.
+//! - `cli-run`, `cli-forward`: the commands `vigie-run` and `vigie-forward`, which the libraries do not need.
 
 #![forbid(unsafe_code)]
 

@@ -677,42 +677,45 @@ fn examples_require_the_features_that_they_use() {
     assert_clean(&rust_files(), |file| check_features(file, &manifest));
 }
 
-/// Libraries of the facade, which pull nothing that only the commands need.
-const LIBRARY_FEATURES: [&str; 4] = ["default", "via", "barrier", "forward"];
+/// What only the commands need: arguments, configuration files, the kernel's routing socket, JSON, durations for people.
+const COMMANDS_NEED: [&str; 5] = ["clap", "toml", "netlink-", "serde_json", "humantime"];
 
-/// What the features of libraries bring beside other parts of this project.
-fn check_library_features(manifest: &str) -> Vec<String> {
-    let line_of = |feature: &str| {
-        let begins = format!("{feature} = [");
-        manifest.lines().find(|line| line.starts_with(&begins)).unwrap_or_default().to_owned()
-    };
-    let is_part = |brought: &str| {
-        ["dep:vigie-", "vigie-"].iter().any(|begin| brought.starts_with(begin))
-            || LIBRARY_FEATURES.contains(&brought)
-    };
-    let foreign = |feature: &str| {
-        let line = line_of(feature);
-        let complete = line.ends_with(']');
-        let brings: Vec<_> = line.split('"').skip(1).step_by(2).map(str::to_owned).collect();
-        let foreign = brings.into_iter().filter(|brought| !is_part(brought));
-        foreign.chain((!complete).then(|| "more than one line".to_owned())).collect::<Vec<_>>()
-    };
-    LIBRARY_FEATURES
-        .into_iter()
-        .flat_map(|feature| foreign(feature).into_iter().map(move |of| format!("{feature}: {of}")))
-        .collect()
+/// Returns the features of the facade that begin with `cli-`, if `are_commands`, or the others.
+fn facade_features(manifest: &str, are_commands: bool) -> Vec<String> {
+    let (_, rest) = manifest.split_once("\n[features]\n").expect("the facade has features");
+    let table = rest.split("\n[").next().unwrap_or_default();
+    let names = table.lines().filter_map(|line| line.split_once(" = [").map(|(name, _)| name));
+    names.filter(|name| name.starts_with("cli-") == are_commands).map(str::to_owned).collect()
 }
 
-/// Goal: who takes a library gets no argument parser, no TOML, no netlink and no JSON with it. Method: what the features of the manifest
-/// bring, and one that brings more.
+/// Returns which of the packages that only the commands need come with these features, as cargo resolves them.
+fn commands_packages(features: &[String]) -> BTreeSet<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let tree = std::process::Command::new(cargo)
+        .args(["tree", "--offline", "--locked", "-p", "vigie", "-e", "normal", "--prefix", "none"])
+        .args(["--no-default-features", "--features", &features.join(","), "--format", "{p}"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo can be started");
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    let packages = String::from_utf8_lossy(&tree.stdout).into_owned();
+    let names = packages.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned);
+    names.filter(|name| COMMANDS_NEED.iter().any(|begin| name.starts_with(begin))).collect()
+}
+
+/// Goal: who takes libraries gets no argument parser, no TOML, no netlink and no JSON with them. Method: what cargo resolves for all
+/// features but the commands', and for the commands', which bring all of it.
 #[test]
 fn features_of_libraries_bring_no_command() {
     let manifest = read("Cargo.toml").expect("the workspace has a manifest");
-    assert_eq!(check_library_features(&manifest), Vec::<String>::new());
-    let with_more = manifest.replace("\nvia = [", "\nvia = [\"dep:clap\", ");
-    assert_eq!(check_library_features(&with_more), ["via: dep:clap"]);
-    let without = manifest.replace("\nvia = [", "\nother = [");
-    assert_eq!(check_library_features(&without), ["via: more than one line"]);
+    let libraries = facade_features(&manifest, false);
+    assert!(libraries.len() > 10, "{libraries:?}");
+    assert_eq!(commands_packages(&libraries), BTreeSet::new());
+    let of_commands = commands_packages(&facade_features(&manifest, true));
+    for begin in COMMANDS_NEED {
+        let is_there = of_commands.iter().any(|name| name.starts_with(begin));
+        assert!(is_there, "{begin}: {of_commands:?}");
+    }
 }
 
 #[test]

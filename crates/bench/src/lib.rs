@@ -51,7 +51,7 @@
 //! them all; still, trust ratios from one run, not absolute times from two.
 //!
 //! # Features
-//! `peers` (default) brings the peers that build cheaply, at present `smol`; `hyper` (default) the service on hyper. tokio, plain threads
+//! `peers` (default): the peers that build cheaply. `hyper` (default): the service on hyper. tokio, plain threads
 //! and a busy-polling epoll server are always there.
 
 pub mod clock;

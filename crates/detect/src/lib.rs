@@ -52,11 +52,12 @@
 //! yield.
 //!
 //! # Features
-//! `uring` (default): the io_uring detector. The detector checks at run time whether the kernel
-//! allows io_uring.
+//! `uring` (default): the io_uring detector, which checks at run time whether the kernel allows io_uring.
+//! `bytes`: receiving into a `BufMut`. `tokio`: [`Server::spawn_in_tokio`].
 //!
 //! # What this crate does not do
-//! It neither knows nor runs tasks. It does not resolve host names.
+//! It neither knows nor runs tasks.
+
 pub mod budget;
 mod builtin;
 pub mod clock;

@@ -6,7 +6,7 @@ use crate::sync::Arc;
 
 /// The version of the formats. It is raised when a field is removed or changes its meaning; readers must
 /// accept unknown fields.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 pub(crate) fn task(name: Option<&Arc<str>>, site: &Location<'_>) -> Object {
     let mut object = Object::new();

@@ -43,10 +43,12 @@
 //! A switch reads the clock once and makes no system call; it allocates nothing. Up to 1024 workers.
 //!
 //! # Tasks that do not yield
-//! delay no other task's event. On the hybrid flavor, when every worker is inside a long poll (200 µs), a
+//! They delay no other task's event. On the hybrid flavor, when every worker is inside a long poll (200 µs), a
 //! reserve thread watches for events and runs the tasks that they wake; each of those that blocks its thread
 //! in turn is relieved by one more reserve thread. Sockets, timers, channels and other wake-ups, and new
-//! connections do not wait for such tasks. Only a lock that the task holds, and the task's own result, do.
+//! connections do not wait for such tasks. Only two things do: tasks that need a lock which the task holds, and
+//! tasks that need its result. If all workers begin to compute at the same moment, the first event waits until
+//! the runtime notices.
 //!
 //! # Tasks that block
 //! On the hybrid flavor, a task that sleeps in the kernel (`thread::sleep`, a file, a `std::sync::Mutex`, a

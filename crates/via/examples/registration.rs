@@ -6,7 +6,7 @@
 //!
 //! Prints for memory of the heap what it costs to have it registered, and for buffers what it costs to get
 //! one, to write each of its pages, and to give it back. Peers, which map buffers and fault for each page
-//! too, are not part of it: `ping_pong --loan` shows the whole.
+//! too, are not part of it.
 
 use std::error::Error;
 

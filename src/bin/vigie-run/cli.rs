@@ -141,7 +141,7 @@ impl Cli {
 pub(crate) enum BindTo {
     /// Any that the launcher may use.
     None,
-    /// One processor for each rank, in turn over those that the launcher may use; a line tells if ranks share one.
+    /// One processor for each rank, in turn over those that the launcher may use; a message says if ranks share a processor.
     Core,
 }
 

@@ -126,7 +126,7 @@ pub enum FormationError {
     /// The costs could not be measured.
     #[error("measuring the network's costs failed")]
     Measure(#[from] MeasureError),
-    /// The barrier cannot be hosted.
+    /// The barrier could not be registered at the server.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
 }

@@ -5,7 +5,7 @@
 //!        │
 //!   NetBarrier ── wait: polls, then sleeps
 //!        │                                         │
-//!      engine: member state machine ◀─▶ transport  │ watch: the engine as a detector, hosted by the scheduler
+//!      engine: member state machine ◀─▶ transport  │ async_engine: an engine of `detect`, driven by the scheduler
 //!                                       datagrams (UDP, link; unicast and multicast) | messages
 //! ```
 //!

@@ -96,7 +96,7 @@ impl Run {
 
 /// An unknown system.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("nothing that carries messages is named {name:?}; there are {known}")]
+#[error("there is no carrier named {name:?}; there are {known}")]
 pub(crate) struct UnknownCarrier {
     /// The given text.
     pub(crate) name: String,

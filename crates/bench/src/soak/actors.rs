@@ -419,14 +419,14 @@ struct WakeMessage {
 fn wake(context: &ActorContext, handles: &mut ActorHandles) {
     let message: Arc<Mutex<WakeMessage>> = Arc::default();
     let (answer, answers) = std::sync::mpsc::channel();
-    let (foreign, desk) = (context.clone(), Arc::clone(&message));
+    let (foreign, of_thread) = (context.clone(), Arc::clone(&message));
     handles.threads.push(thread::spawn(move || {
         let mut number = 0;
         loop {
             number += 1;
             let is_last = foreign.is_over();
             let waker = {
-                let mut message = desk.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut message = of_thread.lock().unwrap_or_else(PoisonError::into_inner);
                 message.number = number;
                 message.is_last = is_last;
                 message.waker.take()

@@ -69,7 +69,7 @@ struct Streak {
     thread: u64,
     length: u32,
     /// The lock may be biased to a thread.
-    may_lean: bool,
+    may_be_biased: bool,
 }
 
 // SAFETY: the value is accessed by one thread at a time (lock-1).
@@ -81,7 +81,7 @@ pub(crate) struct BiasedLockGuard<'a, T> {
     /// `None` if entered by the bias.
     mutex: Option<MutexGuard<'a, Streak>>,
     /// The lock is biased from now on.
-    leans: bool,
+    is_biased: bool,
     /// A guard is a borrow of the value: it may be shared between threads only if the value may.
     value: PhantomData<&'a mut T>,
 }
@@ -143,12 +143,12 @@ impl<T> BiasedLock<T> {
     pub(crate) fn new(name: &'static str, value: T) -> Self {
         // The first question takes the kernel milliseconds: a task of a simulation would seem to wait for something there.
         let is_simulated = Server::current().is_ok_and(|server| server.is_virtual());
-        let may_lean = !is_simulated && has_fence();
+        let may_be_biased = !is_simulated && has_fence();
         Self {
             owner: AtomicU64::new(NOBODY),
             is_inside: AtomicBool::new(false),
             is_revoked: AtomicBool::new(true),
-            mutex: Mutex::new(Streak { thread: NOBODY, length: 0, may_lean }),
+            mutex: Mutex::new(Streak { thread: NOBODY, length: 0, may_be_biased }),
             holder: AtomicU64::new(NOBODY),
             name,
             value: UnsafeCell::new(value),
@@ -172,7 +172,7 @@ impl<T> BiasedLock<T> {
                 return BiasedLockGuard {
                     lock: self,
                     mutex: None,
-                    leans: false,
+                    is_biased: false,
                     value: PhantomData,
                 };
             }
@@ -198,17 +198,17 @@ impl<T> BiasedLock<T> {
             (streak.thread, streak.length) = (number, 0);
         }
         streak.length = streak.length.saturating_add(1);
-        let mut leans = streak.may_lean && streak.length > STREAK;
-        if leans {
-            streak.may_lean = false;
+        let mut is_biased = streak.may_be_biased && streak.length > STREAK;
+        if is_biased {
+            streak.may_be_biased = false;
             // A seccomp filter may have been installed since `has_fence` was called. A model needs no
             // such fence.
-            leans = cfg!(loom) || fence_all().is_ok();
+            is_biased = cfg!(loom) || fence_all().is_ok();
         }
-        if leans {
+        if is_biased {
             self.owner.store(number, Ordering::Relaxed);
         }
-        BiasedLockGuard { lock: self, mutex: Some(streak), leans, value: PhantomData }
+        BiasedLockGuard { lock: self, mutex: Some(streak), is_biased, value: PhantomData }
     }
 
     #[cold]
@@ -252,7 +252,7 @@ impl<T> Drop for BiasedLockGuard<'_, T> {
         }
         // The mutex is still held, until the fields are dropped.
         self.lock.holder.store(NOBODY, Ordering::Relaxed);
-        if self.leans {
+        if self.is_biased {
             self.lock.is_revoked.store(false, Ordering::Release);
         }
     }
@@ -389,7 +389,7 @@ mod tests {
 
     /// Goal: a lock that is made in a simulation asks the kernel for nothing. Method: one that is taken repeatedly stays a mutex.
     #[test]
-    fn a_simulated_lock_does_not_lean() {
+    fn a_simulated_lock_is_not_biased() {
         let clock = Arc::new(crate::clock::VirtualClock::new());
         let server = Server::new_virtual(crate::detector::Flavor::UserLevel, clock).unwrap();
         let _entered = server.enter();
@@ -399,9 +399,13 @@ mod tests {
     /// Goal: the lock is biased to a thread that takes it repeatedly, and to no other, and the first
     /// other thread ends that for good. Method: look at the guards.
     #[test]
-    fn the_lock_leans_once() {
+    fn the_lock_is_biased_once() {
         let lock = biased();
-        assert_eq!(lock.lock().mutex.is_none(), has_fence(), "it leans where the kernel can fence");
+        assert_eq!(
+            lock.lock().mutex.is_none(),
+            has_fence(),
+            "it is biased where the kernel can fence"
+        );
         thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..=2 * STREAK {
@@ -417,7 +421,7 @@ mod tests {
     }
 
     /// Goal: no increment is lost while the bias ends. Method: the owner and others increment at the same
-    /// time, on many locks that lean.
+    /// time, on many biased locks.
     #[test]
     fn nothing_is_lost_at_the_end_of_the_bias() {
         for _ in 0..200 {

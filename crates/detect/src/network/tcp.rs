@@ -34,7 +34,7 @@ use crate::{
 /// The most bytes of one segment: what interfaces make of several packets.
 const SEGMENT_MAX: usize = 16_384;
 
-/// One of so many segments ends early, so that a reader sees messages in pieces.
+/// One segment in four ends early, so that a reader sees messages in pieces.
 const CUT_ONE_IN: u8 = 4;
 
 /// The time before the first segment is sent again while no answer was timed [RFC 6298, §2.1].
@@ -218,7 +218,7 @@ struct Receiving {
 #[derive(Debug)]
 struct Retransmission {
     timeout: Duration,
-    /// Smoothed round trip, and its variation, in nanoseconds.
+    /// SRTT and RTTVAR of RFC 6298, in nanoseconds.
     measured: Option<(u64, u64)>,
     retries: u32,
     deadline: Option<Instant>,
@@ -839,15 +839,15 @@ impl Retransmission {
     /// A segment was acknowledged after a round trip [RFC 6298, §2].
     fn measure(&mut self, round_trip: Duration) {
         let round_trip = nanos(round_trip);
-        let (smoothed, variation) = match self.measured {
+        let (smoothed, rttvar) = match self.measured {
             None => (round_trip, round_trip / 2),
-            Some((smoothed, variation)) => (
+            Some((smoothed, rttvar)) => (
                 smoothed - smoothed / 8 + round_trip / 8,
-                variation - variation / 4 + smoothed.abs_diff(round_trip) / 4,
+                rttvar - rttvar / 4 + smoothed.abs_diff(round_trip) / 4,
             ),
         };
-        self.measured = Some((smoothed, variation));
-        let timeout = Duration::from_nanos(smoothed.saturating_add(variation.saturating_mul(4)));
+        self.measured = Some((smoothed, rttvar));
+        let timeout = Duration::from_nanos(smoothed.saturating_add(rttvar.saturating_mul(4)));
         self.timeout = timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX);
     }
 

@@ -874,7 +874,7 @@ fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
 
 /// Asks the policy for the costs of spinning; uses the default policy if it panics.
 fn spin_costs(policy: &dyn Policy, costs: &Costs) -> SpinCosts {
-    caught("stakes", || policy.spin_costs(costs))
+    caught("spin_costs", || policy.spin_costs(costs))
         .unwrap_or_else(|_| Adaptive::default().spin_costs(costs))
 }
 

@@ -7,7 +7,7 @@ use vigie_detect::{Link, Server};
 use super::node::{FaultEnd, Node};
 use crate::flavor::simulated::Disk;
 
-/// What [`RandomFaults`] does to nodes, and to links between them.
+/// A kind of fault that [`RandomFaults`] causes in nodes, and in links between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {

@@ -16,7 +16,7 @@ use crate::{
     sync::{Arc, thread},
 };
 
-/// One of so many seeds is run twice, and the traces are compared.
+/// Every eighth seed is run twice, and the traces are compared.
 const TWICE_ONE_IN: u64 = 8;
 
 /// Runs `test` in a new world for each of `count` seeds, from 0 on.

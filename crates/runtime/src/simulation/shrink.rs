@@ -16,7 +16,7 @@ use crate::{
     sync::{Arc, OnceLock, thread_local},
 };
 
-/// A seed is run so often at most.
+/// The most runs of one seed.
 const RUNS_MAX: u32 = 200;
 
 /// A run without some of its faults is given up after twice the time of the first one, and this.

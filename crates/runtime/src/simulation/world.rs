@@ -128,8 +128,8 @@ impl World {
         self.main.world.network.default_link(link);
     }
 
-    /// Calls `check` before each poll of a task. It should panic if something is wrong that must never be: the run fails
-    /// then, at the moment at which it went wrong.
+    /// Calls `check` before each poll of a task. `check` panics if an invariant is violated; the run then fails at that
+    /// moment.
     pub fn invariant(&mut self, check: impl FnMut() + 'static) {
         self.invariants.push(Box::new(check));
     }
@@ -172,8 +172,8 @@ impl World {
         }
     }
 
-    /// Makes so many polls without a moment at which nothing is ready a livelock, which fails the run with the tasks that were
-    /// polled most. Default: ten million, of which each takes a microsecond of virtual time after the first 10 000.
+    /// Sets the number of polls without a pause after which the run fails as a livelock, with the tasks that were polled
+    /// most. Default: ten million, of which each takes a microsecond of virtual time after the first 10 000.
     pub fn polls_max(&mut self, polls_max: u64) {
         self.main.world.set_polls_max(polls_max);
     }

@@ -138,8 +138,8 @@ pub(crate) struct Process {
     #[serde(deserialize_with = "values::read_socket_path")]
     pub(crate) takeover: Option<PathBuf>,
 
-    /// Where to serve metrics for Prometheus (/metrics) and the state (/health) over HTTP: ADDRESS:PORT, or unix:PATH for this user
-    /// alone. All who reach it can read them. Default: nowhere.
+    /// Serve metrics for Prometheus (/metrics) and the state (/health) over HTTP at ADDRESS:PORT, or at unix:PATH for this user
+    /// only. Anyone who can connect can read them. Default: off.
     #[arg(long, value_name = "ENDPOINT", value_parser = values::metrics_listener)]
     #[serde(deserialize_with = "values::read_metrics_listener")]
     pub(crate) metrics: Option<EndpointUri>,
@@ -175,8 +175,8 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "ENDPOINT", value_parser = values::listener)]
     pub(crate) listen: EndpointUri,
 
-    /// The target, in the same form, or with the name of a host, each of whose addresses is a target; may be repeated. `,weight=3` at its end makes its share three times that of a target without;
-    /// weights are 1 to 256.
+    /// The target: an endpoint, or one with a host name, each of whose addresses becomes a target; may be repeated. With
+    /// `,weight=3` it gets three times the share of a target without a weight (1 to 256).
     #[arg(long, value_name = "ENDPOINT", required = true)]
     pub(crate) to: Vec<TargetUri>,
 
@@ -221,11 +221,11 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "NETWORK")]
     pub(crate) proxy_from: Vec<Range>,
 
-    /// Addresses, as in 10.0.0.0/8, whose clients alone are served; may be repeated. Default: all.
+    /// Serve only clients from this network, as in 10.0.0.0/8; may be repeated. Default: all clients.
     #[arg(long, value_name = "NETWORK")]
     pub(crate) allow: Vec<Range>,
 
-    /// Addresses whose clients are refused, even if they are allowed; may be repeated. Default: none.
+    /// Refuse clients from this network, even if they are allowed; may be repeated. Default: none.
     #[arg(long, value_name = "NETWORK")]
     pub(crate) deny: Vec<Range>,
 

@@ -39,7 +39,7 @@ pub(crate) struct ClientTls {
     #[serde(deserialize_with = "text_or_more")]
     pub(crate) alpn: Vec<String>,
 
-    /// Serve clients alone that have a certificate signed by one of the authorities in this file: PEM. Default: clients are not asked for one.
+    /// Serve only clients whose certificate is signed by an authority in this PEM file. Default: clients are not asked for a certificate.
     #[arg(
         id = "tls_client_ca",
         long = "tls-client-ca",
@@ -71,11 +71,11 @@ pub(crate) struct TargetTls {
     #[serde(skip)]
     pub(crate) is_on: bool,
 
-    /// The name that the certificates of targets must be for. Default: the name or the address in --to.
+    /// The name that the target's certificate must contain. Default: the name or the address in --to.
     #[arg(id = "to_tls_name", long = "to-tls-name", value_name = "NAME", requires = "to_tls")]
     pub(crate) server_name: Option<String>,
 
-    /// The certificates of the authorities that may sign those of targets: PEM. Default: those that the system trusts.
+    /// A PEM file of the authorities that may sign targets' certificates. Default: those that the system trusts.
     #[arg(id = "to_tls_ca", long = "to-tls-ca", value_name = "FILE", requires = "to_tls")]
     pub(crate) ca: Option<PathBuf>,
 

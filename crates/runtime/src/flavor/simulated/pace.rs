@@ -16,10 +16,10 @@ use crate::{
     sync::{Arc, OnceLock, RealMutex, lock_real, thread, thread_local},
 };
 
-/// So many polls without a pause are a livelock.
+/// The number of polls without a pause that counts as a livelock.
 pub(super) const POLLS_MAX: u64 = 10_000_000;
 
-/// Of so many of them, the tasks are counted.
+/// The number of these polls whose tasks are counted.
 const COUNTED: u64 = 10_000;
 
 /// A poll that takes so long is examined.
@@ -49,7 +49,7 @@ pub(crate) struct PolledIn {
     task: PolledTask,
 }
 
-/// After so many readings of std's clock in one poll, something waits for it to move.
+/// The number of readings of std's clock in one poll after which something presumably waits for it to move.
 const READINGS_MAX: u32 = 10_000;
 
 /// Ends a poll when it is dropped.
