@@ -60,9 +60,9 @@ fn row(simulator: Subject, printed: Result<&str, &String>) -> Row {
     let Some((_, calls)) = runs.first() else {
         return failed(format!("{name} was not built or did not run: see standard error"));
     };
-    let per_hour = super::median(runs.iter().map(|(per_hour, _)| *per_hour));
+    let per_hour: Vec<f64> = runs.iter().map(|(per_hour, _)| *per_hour).collect();
     row.with_figure("samples", runs.len())
-        .with_figure(SEEDS_PER_HOUR, per_hour)
+        .with_figure(SEEDS_PER_HOUR, super::median(&per_hour).unwrap_or_default())
         .with_figure(CALLS, *calls)
 }
 
