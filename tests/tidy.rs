@@ -785,6 +785,8 @@ fn a_comment_without_subject_is_found() {
         ("let a = 1; // for whoever comes", 1),
         ("let nobody = 1;", 0),
         ("/// The nobodies.", 0),
+        ("/// A seat for each queue.", 1),
+        ("let seats = 1;", 0),
     ] {
         assert_eq!(check_prose(&File::new("src/a.rs", line)).len(), count, "{line}");
     }

@@ -38,9 +38,30 @@ pub(crate) fn check_type_names(files: &[File]) -> Vec<String> {
 /// Pronouns that leave open what a sentence is about: a thread, a task, a peer.
 const VAGUE: [&str; 5] = ["nobody", "somebody", "whoever", "whom", "himself"];
 
-/// Returns the lines of a file whose comments use a vague word.
+/// Words that this project once had of its own, for which the field has a term.
+const RETIRED: [&str; 14] = [
+    "baton",
+    "bells",
+    "courtesy",
+    "desk",
+    "knock",
+    "knocks",
+    "leans",
+    "patience",
+    "penance",
+    "rehearsal",
+    "seat",
+    "seats",
+    "stakes",
+    "unhosted",
+];
+
+/// Returns the lines of a file whose comments use a vague word, or one of this project's own for which there is a term.
 pub(crate) fn check_prose(file: &File) -> Vec<String> {
-    let is_vague = |word: &str| VAGUE.contains(&word.to_lowercase().as_str());
+    let is_vague = |word: &str| {
+        let word = word.to_lowercase();
+        [&VAGUE[..], &RETIRED[..]].concat().contains(&word.as_str())
+    };
     let vague_word = |comment: &str| {
         let mut words = comment.split(|letter: char| !letter.is_alphanumeric());
         words.find(|word| is_vague(word)).map(str::to_owned)
@@ -50,7 +71,10 @@ pub(crate) fn check_prose(file: &File) -> Vec<String> {
     comments
         .filter_map(|(number, comment)| Some((number, vague_word(comment)?)))
         .map(|(number, word)| {
-            file.problem(number, &format!("\"{word}\": name the thread, task or peer"))
+            file.problem(
+                number,
+                &format!("\"{word}\": name the thread, task or peer, or use the field's term"),
+            )
         })
         .collect()
 }

@@ -234,7 +234,7 @@ impl Attempt {
         };
 
         if let Some(spin_wait) = &mut self.spin_wait {
-            spin_wait.begin_turn();
+            spin_wait.begin_burst();
             if has_moved {
                 self.moved();
             }
@@ -404,7 +404,7 @@ impl Bursts {
     #[must_use]
     pub fn new(count: u32) -> Self {
         let plan = Adaptive::default().plan_wait(&WaitSituation::new(peers(count), costs()));
-        let spin_costs = SpinCosts { spin: plan.spin.min(plan.turn), sleep: plan.sleep };
+        let spin_costs = SpinCosts { spin: plan.spin.min(plan.burst), sleep: plan.sleep };
         let balance = SpinBalance::optimistic(&spin_costs).balance();
         Self { spin_costs, balance: AtomicU64::new(balance.cast_unsigned()) }
     }
@@ -420,7 +420,7 @@ impl Bursts {
 
     /// Looks until `is_there` returns true or the burst is over: at most as long as a sleep is
     /// measured to cost.
-    pub fn look(&self, mut is_there: impl FnMut() -> bool) -> bool {
+    pub fn spin(&self, mut is_there: impl FnMut() -> bool) -> bool {
         let mut begun = None;
         let mut taken = Duration::ZERO;
         while taken < self.spin_costs.spin {

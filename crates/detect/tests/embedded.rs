@@ -147,7 +147,7 @@ fn a_loop_around_poll_needs_no_timeout() {
         }
         if !woken.0.load(Ordering::SeqCst) {
             poll(&mut [PollFd::new(&driver.as_fd(), PollFlags::IN)], None).expect("poll(2)");
-            assert!(driver.turn());
+            assert!(driver.tick());
             turns += 1;
         }
     }
@@ -155,5 +155,5 @@ fn a_loop_around_poll_needs_no_timeout() {
     assert!(turns <= 200, "{turns} turns for 20 events: the descriptor stays readable");
     server.shutdown();
     poll(&mut [PollFd::new(&driver.as_fd(), PollFlags::IN)], None).expect("poll(2)");
-    assert!(!driver.turn());
+    assert!(!driver.tick());
 }

@@ -207,7 +207,7 @@ fn a_child_knows_the_engines_of_its_parent() {
     });
     assert!(ended, "the child hangs or panics");
     assert!(waiters.is_some_and(|waiter| waiter.renew_waker(&cx)), "it is still the parent's");
-    assert_eq!(mailbox.look(&()), Some(7), "it is still the parent's");
+    assert_eq!(mailbox.try_take(&()), Some(7), "it is still the parent's");
 }
 
 /// Goal: a child neither joins a thread that it does not have, nor ends the parent's. Method: it drops the

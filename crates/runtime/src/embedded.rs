@@ -10,7 +10,7 @@ use std::{
 use crate::{handle::Scheduler, runtime::Runtime};
 
 impl Runtime {
-    /// Makes this runtime part of another library's event loop, which runs its tasks in [turns](EmbeddedRuntime::turn): that of
+    /// Makes this runtime part of another library's event loop, which runs its tasks in [ticks](EmbeddedRuntime::tick): that of
     /// a GUI, of nginx, of a JavaScript engine, or tokio's.
     ///
     /// # Errors
@@ -26,7 +26,7 @@ impl Runtime {
     /// let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?.embed()?;
     /// let task = runtime.spawn(time::sleep(Duration::from_millis(5)));
     /// loop {
-    ///     runtime.turn();
+    ///     runtime.tick();
     ///     // After the turn, which may have finished it: nothing else may come to end the sleep.
     ///     if task.is_finished() {
     ///         break;
@@ -48,7 +48,7 @@ impl Runtime {
 
 /// A [`Runtime`] whose tasks run in turns of a foreign event loop. Created by [`Runtime::embed`].
 ///
-/// The loop calls [`turn`](Self::turn) once at the beginning, and then whenever the descriptor ([`AsFd`]) is readable; it may
+/// The loop calls [`tick`](Self::tick) once at the beginning, and then whenever the descriptor ([`AsFd`]) is readable; it may
 /// watch it level- or edge-triggered. Deadlines, spawning and waking on any thread make it readable too, so the loop needs no
 /// time-out for it.
 ///
@@ -59,17 +59,17 @@ pub struct EmbeddedRuntime {
 }
 
 impl EmbeddedRuntime {
-    /// Looks for events and runs the tasks that are ready, without sleeping, for about one
+    /// Polls for events and runs the tasks that are ready, without sleeping, for about one
     /// [quantum](crate::RuntimeBuilder::quantum) at most; if tasks are left, the descriptor is readable at once. Does nothing
     /// while another thread is inside [`block_on`](Runtime::block_on), which runs all tasks.
     ///
-    /// A turn may change what the loop waits for (a task that finishes, a channel that fills): look at that between the turn
+    /// A tick may change what the loop waits for (a task that finishes, a channel that fills): look at that between the tick
     /// and the sleep.
     ///
     /// # Panics
     /// Inside a task or `block_on` of this runtime, and in a forked child of the process that created it.
     #[track_caller]
-    pub fn turn(&self) {
+    pub fn tick(&self) {
         self.runtime.handle().turn();
     }
 }

@@ -241,7 +241,7 @@ impl Handle {
     /// Runs what is ready, on the user-level flavor; the other flavors have threads of their own for that.
     #[track_caller]
     pub(crate) fn turn(&self) {
-        assert!(!user_level::runs_here(None), "`turn` inside a task: its own turn is not over");
+        assert!(!user_level::runs_here(None), "`tick` inside a task: its own tick is not over");
         self.refuse_fork();
         if let Scheduler::UserLevel(shared) = &self.scheduler {
             shared.turn();

@@ -26,7 +26,7 @@ fn embedded() -> EmbeddedRuntime {
 fn run(runtime: &EmbeddedRuntime, is_over: impl Fn() -> bool) -> u32 {
     let mut turns = 0;
     while !is_over() {
-        runtime.turn();
+        runtime.tick();
         turns += 1;
         if !is_over() {
             poll(&mut [PollFd::new(&runtime.as_fd(), PollFlags::IN)], None).expect("poll(2)");
@@ -125,7 +125,7 @@ fn a_turn_ends_although_a_task_is_always_ready() {
         }
     });
     for _ in 0..5 {
-        runtime.turn();
+        runtime.tick();
         assert!(!task.is_finished());
         poll(&mut [PollFd::new(&runtime.as_fd(), PollFlags::IN)], None).expect("poll(2)");
     }
@@ -138,7 +138,7 @@ fn a_turn_ends_although_a_task_is_always_ready() {
 #[test]
 fn block_on_takes_over_and_hands_back() {
     let runtime = Arc::new(embedded());
-    runtime.turn();
+    runtime.tick();
     assert_eq!(runtime.block_on(async { spawn(async { 1 }).await.expect("no panic") }), 1);
     let timer = runtime.spawn(time::sleep(Duration::from_millis(1)));
     run(&runtime, || timer.is_finished());

@@ -88,7 +88,7 @@ impl<E: Engine> Future for SpinningWait<'_, E> {
         let Self { host, want, look, wait } = self.get_mut();
         let wait = match wait {
             Some(wait) => wait,
-            None => match ready!(look.poll_spin(cx, || host.look(want).into())) {
+            None => match ready!(look.poll_spin(cx, || host.try_take(want).into())) {
                 Some(found) => return Poll::Ready(Ok(found)),
                 None => wait.insert(host.wait(want.clone())),
             },

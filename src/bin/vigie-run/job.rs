@@ -69,7 +69,7 @@ impl RunError {
     }
 }
 
-/// The time for the output of a job whose user has lost patience.
+/// The time for the output of a job that its user has interrupted twice.
 const HURRIED_DRAIN_TIME: Duration = Duration::from_secs(1);
 /// The exit code if ranks of other hosts were lost.
 const LOST_CODE: u8 = 1;
@@ -146,7 +146,7 @@ struct Job {
     is_ending: bool,
     /// The time at which the first signal came that asked the job to end.
     interrupted_at: Option<Instant>,
-    /// The user has lost patience: do not wait for output that is not read.
+    /// The user has interrupted it twice: do not wait for output that is not read.
     skips_drain: bool,
 }
 

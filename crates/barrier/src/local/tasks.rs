@@ -231,7 +231,7 @@ impl TaskShared {
 
     /// Spins for a moment until the barrier is passed. If it is not, the last arrival wakes the team.
     fn spin(&self, team: &Team, target: u32) -> bool {
-        if team.bursts.look(|| self.central.is_passed(target)) {
+        if team.bursts.spin(|| self.central.is_passed(target)) {
             return true;
         }
         // Either the last arrival finds this, or this finds that it was there. The value found may belong to the

@@ -1,4 +1,4 @@
-//! The patience of a waiting member: how long it waits, when it asks, and which members it believes dead.
+//! The retry timer of a waiting member: how long it waits, when it asks, and which members it believes dead.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

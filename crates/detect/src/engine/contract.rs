@@ -57,7 +57,7 @@ use crate::{
 /// way, and all later ones: the host no longer touches the engine and drops it with the last
 /// [`EngineHost`](crate::EngineHost). This includes a panic in a function that the host calls on a caller's thread
 /// after a successful call: the server is told of it. A panic in a closure called by
-/// [`EngineHost::with`](crate::EngineHost::with) or a waiter, in [`EngineHost::look`](crate::EngineHost::look) or in
+/// [`EngineHost::with`](crate::EngineHost::with) or a waiter, in [`EngineHost::try_take`](crate::EngineHost::try_take) or in
 /// [`has_served`](Self::has_served) propagates to the caller.
 ///
 /// # Conformance

@@ -115,7 +115,7 @@ impl<E: Engine> EngineHost<E> {
 
     /// Takes what `request` asks for if it is there: on this thread, without the server.
     #[inline]
-    pub fn look(&self, request: &E::Request) -> Option<E::Output> {
+    pub fn try_take(&self, request: &E::Request) -> Option<E::Output> {
         self.shared.look(request)
     }
 

@@ -5,7 +5,7 @@
 //!             (1) looks left          (2) else             (3) the plan's time is over
 //!   begin ──▶ SpinStep::Spin ──────▶ SpinStep::Yield ────▶ SpinStep::Sleep
 //!               │    ▲                 │    ▲
-//!               ▼    │ begin_turn      ▼    │ begin_turn
+//!               ▼    │ begin_burst      ▼    │ begin_burst
 //!             SpinStep::Pause (4)    SpinStep::Pause (4): the turn of a wait inside a poll is over
 //! ```
 //!
@@ -110,8 +110,8 @@ pub struct WaitPlan {
     /// The time for which it then yields the core between looks. Together no longer than `sleep`, or than `all` if there are more peers than
     /// cores and each waits for one other: see [`History::spin_balance`](crate::History::spin_balance).
     pub yield_core: Duration,
-    /// The longest turn of a wait inside a poll.
-    pub turn: Duration,
+    /// The longest burst of polls of a wait inside a poll.
+    pub burst: Duration,
     /// The cost if the waiter and the awaited peers sleep.
     pub sleep: Duration,
     /// The cost if all peers sleep, one after the other, at most eight of them, or 64 if they have fewer cores: like `sleep`, or longer if
@@ -144,9 +144,9 @@ impl WaitPlan {
         let is_crowd = peers.are_oversubscribed() && in_a_row < peers.sequential_sleeps();
         let chain = if is_crowd { CROWD_CHAIN_MAX } else { CHAIN_MAX };
         let all = one.saturating_mul(peers.sequential_sleeps().min(chain).max(in_a_row));
-        let turn = costs.sleep_cpu.saturating_add(costs.wake_delay).min(TURN_MAX);
+        let burst = costs.sleep_cpu.saturating_add(costs.wake_delay).min(TURN_MAX);
         if spin_max.is_zero() || !spinning_pays {
-            return Self { spin: Duration::ZERO, yield_core: Duration::ZERO, turn, sleep, all };
+            return Self { spin: Duration::ZERO, yield_core: Duration::ZERO, burst, sleep, all };
         }
         // A load that others cause now and then does not matter while no thread takes the core when it is offered.
         let is_core_left = load.is_core_free() || (situation.are_yields_vain && !load.has_quota);
@@ -158,7 +158,7 @@ impl WaitPlan {
         let gives = is_crowd || (helps && !are_yields_expensive);
         let longest = if is_crowd { all } else { sleep };
         let yield_core = if gives { longest.saturating_sub(spin) } else { Duration::ZERO };
-        Self { spin, yield_core, turn, sleep, all }
+        Self { spin, yield_core, burst, sleep, all }
     }
 
     /// Returns whether the wait does anything before it sleeps.
@@ -182,8 +182,8 @@ pub enum SpinStep {
     Spin(u32),
     /// Yield the core this many times, and look after each.
     Yield(u32),
-    /// The turn is over: let other tasks of this executor run, then [begin another
-    /// turn](SpinWait::begin_turn).
+    /// The burst is over: let other tasks of this executor run, then [begin another
+    /// burst](SpinWait::begin_burst).
     Pause,
     /// Sleep.
     Sleep,
@@ -242,9 +242,9 @@ impl SpinWait {
         self.step(Duration::ZERO)
     }
 
-    /// Begins a turn after a [pause](SpinStep::Pause); [`next`](Self::next) returns its first step.
+    /// Begins a burst after a [pause](SpinStep::Pause); [`next`](Self::next) returns its first step.
     #[inline]
-    pub const fn begin_turn(&mut self) {
+    pub const fn begin_burst(&mut self) {
         self.seen = None;
         self.turn = Duration::ZERO;
         self.last = SpinStep::Pause;
@@ -275,7 +275,7 @@ impl SpinWait {
                 self.away = self.away.max(each);
             }
         } else if let SpinStep::Yield(count) = self.last {
-            self.turn += self.yields.usual().unwrap_or(self.plan.turn) * count;
+            self.turn += self.yields.usual().unwrap_or(self.plan.burst) * count;
         }
     }
 
@@ -309,7 +309,7 @@ impl SpinWait {
         let is_first = self.last == SpinStep::Pause;
         if waited < plan.spin {
             // The next step, and the untimed first one, take as long as the last one.
-            let is_over = self.has_turns && self.turn + 2 * self.took > plan.turn;
+            let is_over = self.has_turns && self.turn + 2 * self.took > plan.burst;
             if is_over && !is_first { SpinStep::Pause } else { SpinStep::Spin(self.spins) }
         } else if waited < plan.spin.saturating_add(plan.yield_core) && !self.was_away_for_long() {
             self.yield_core(is_first)
@@ -325,7 +325,7 @@ impl SpinWait {
         if !self.has_turns {
             return SpinStep::Yield(most);
         }
-        let left = self.plan.turn.saturating_sub(self.turn);
+        let left = self.plan.burst.saturating_sub(self.turn);
         let room = self.yields.usual().map_or(0, |each| left.as_nanos() / each.as_nanos().max(1));
         match u32::try_from(room).unwrap_or(most).min(most) {
             0 if is_first => SpinStep::Yield(1),

@@ -207,7 +207,7 @@ impl Driver {
 
     /// For a host that sleeps elsewhere, with an eye on the [descriptor](Self::descriptor): does everything that
     /// [`park_unless`](Self::park_unless) does before a sleep. [`Detected::Nothing`]: the host is asleep until it calls
-    /// [`look`](Self::look), and the descriptor becomes readable when it should. Otherwise it has to look at once.
+    /// [`poll`](Self::poll), and the descriptor becomes readable when it should. Otherwise it has to poll at once.
     pub fn announce_sleep(&mut self, is_awaited: impl FnOnce() -> bool) -> Detected {
         let shared = &*self.shared;
         let mut driver = lock(&shared.driver);
@@ -232,9 +232,9 @@ impl Driver {
         finish(driver, &mut self.batch, 0)
     }
 
-    /// For a host that sleeps elsewhere: ends an [announced sleep](Self::announce_sleep), looks for events and wakes the tasks
+    /// For a host that sleeps elsewhere: ends an [announced sleep](Self::announce_sleep), polls for events and wakes the tasks
     /// that wait for them.
-    pub fn look(&mut self) -> Detected {
+    pub fn poll(&mut self) -> Detected {
         self.end_sleep();
         let shared = &*self.shared;
         let mut driver = lock(&shared.driver);

@@ -17,7 +17,7 @@ const LOOKS_MAX: u32 = 4;
 /// The host's side of a [`Server`] for an event loop that sleeps in a call of its own: tokio's, smol's, or that of a GUI, of
 /// nginx, of a JavaScript engine. Created by [`Server::embed`].
 ///
-/// The loop watches the descriptor ([`AsFd`]) for readability, level- or edge-triggered, and calls [`turn`](Self::turn) when it
+/// The loop watches the descriptor ([`AsFd`]) for readability, level- or edge-triggered, and calls [`tick`](Self::tick) when it
 /// is readable. Deadlines and notifications of other threads make it readable too, so the loop needs no other time-out. Waits
 /// may be made and polled on any thread.
 ///
@@ -50,7 +50,7 @@ impl Server {
     /// while wait.as_mut().poll(&mut cx).is_pending() {
     ///     // Beside the descriptors of the program's own.
     ///     poll(&mut [PollFd::new(&driver, PollFlags::IN)], None)?;
-    ///     driver.turn();
+    ///     driver.tick();
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -62,7 +62,7 @@ impl Server {
         let driver = self.driver();
         assert!(driver.descriptor().is_some(), "a simulated server has no descriptor to watch");
         let mut embedded = EmbeddedDriver { server: self.clone(), driver };
-        embedded.turn();
+        embedded.tick();
         embedded
     }
 }
@@ -74,9 +74,9 @@ impl EmbeddedDriver {
     ///
     /// # Cost
     /// Two system calls, a third if a deadline comes closer, and one lock for each handle that is polled.
-    pub fn turn(&mut self) -> bool {
+    pub fn tick(&mut self) -> bool {
         for _ in 0..LOOKS_MAX {
-            self.driver.look();
+            self.driver.poll();
             if self.driver.announce_sleep(|| false) == Detected::Nothing {
                 return !self.server.is_closed();
             }

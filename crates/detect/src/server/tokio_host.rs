@@ -64,7 +64,7 @@ impl Server {
 /// Takes turns until the server is shut down.
 async fn drive(mut driver: AsyncFd<EmbeddedDriver>) {
     while let Ok(mut ready) = driver.readable_mut().await {
-        if !ready.get_inner_mut().turn() {
+        if !ready.get_inner_mut().tick() {
             return;
         }
         // An event since then is a new edge, which tokio does not take for the one that is cleared.

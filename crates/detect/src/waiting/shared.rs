@@ -184,7 +184,7 @@ impl SharedWait<'_> {
     /// Does the work of the first poll outside of it. `Pending` means that others should run before it is
     /// [polled](Self::poll_spin); no waker has been called for that.
     #[inline]
-    pub fn look_first<T>(&mut self, mut look: impl FnMut() -> Probe<T>) -> Poll<Option<T>> {
+    pub fn try_first<T>(&mut self, mut look: impl FnMut() -> Probe<T>) -> Poll<Option<T>> {
         self.turn(&mut look, &mut SystemBackend).into()
     }
 

@@ -107,15 +107,15 @@ fn bursts_must_pay() {
     let bursts = Bursts { spin_costs, balance: AtomicU64::new(balance) };
     for _ in 0..20 {
         if bursts.spinning_pays() {
-            assert!(!bursts.look(|| false));
+            assert!(!bursts.spin(|| false));
         }
     }
     let tried =
-        (0..20 * SKIPS).filter(|_| bursts.spinning_pays() && !bursts.look(|| false)).count();
+        (0..20 * SKIPS).filter(|_| bursts.spinning_pays() && !bursts.spin(|| false)).count();
     assert!((1..=40).contains(&tried), "{tried}");
     while !bursts.spinning_pays() {}
     for _ in 0..4 {
-        assert!(bursts.look(|| true));
+        assert!(bursts.spin(|| true));
     }
     assert!((0..4).all(|_| bursts.spinning_pays()));
 }

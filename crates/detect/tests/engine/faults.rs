@@ -77,7 +77,7 @@ fn a_waiter_that_leaves_with_its_event() {
     driver.detect();
     assert!(matches!(poll(second.as_mut()), Poll::Ready(Ok(1))));
     drop(second);
-    assert_eq!(host.look(&()), Some(2));
+    assert_eq!(host.try_take(&()), Some(2));
 }
 
 /// Goal: a wait can be dropped after any number of polls, and nothing is lost. Method: drop it before the first, after each, with
@@ -131,7 +131,7 @@ fn a_stream_without_room() {
     host.with(|engine| engine.ready.extend([10, 11, 12]));
     driver.detect();
     drop(events);
-    assert_eq!(host.look(&()), Some(10), "what a stream has left goes back in order");
+    assert_eq!(host.try_take(&()), Some(10), "what a stream has left goes back in order");
 }
 
 /// Where an engine panics or fails.
@@ -377,7 +377,7 @@ fn a_server_that_ends() {
     assert!(matches!(poll(pin!(host.wait(0))), Poll::Ready(Err(WaitError::ServerClosed))));
     assert_eq!(closed.load(Ordering::Relaxed), 1);
     host.with(|engine| engine.number = Some(1));
-    assert_eq!(host.look(&0), Some(1));
+    assert_eq!(host.try_take(&0), Some(1));
     drop((wait, events));
     drop(host);
     assert!(is_closed(&peer));
@@ -531,14 +531,14 @@ fn a_descriptor_that_pauses() {
     let told = |driver: &mut Driver| {
         assert_eq!(rustix::io::write(&peer, b"x").ok(), Some(1));
         driver.detect();
-        host.look(&())
+        host.try_take(&())
     };
     let watch = |driver: &mut Driver, is_watched| {
         host.post(|engine| engine.is_watched = is_watched);
         driver.detect();
         prepare(driver);
         driver.detect();
-        host.look(&())
+        host.try_take(&())
     };
     assert_eq!(told(&mut driver), Some(1));
     host.post(|engine| engine.is_watched = false);
@@ -561,7 +561,7 @@ fn a_bell_that_is_woken() {
     driver.detect();
     prepare(&mut driver);
     driver.detect();
-    assert_eq!(host.look(&()), None, "nothing was announced");
+    assert_eq!(host.try_take(&()), None, "nothing was announced");
     let (before, waker) = host.post(|engine| (engine.worked, engine.waker.clone()));
     waker.wake_by_ref();
     driver.detect();

@@ -92,7 +92,7 @@ fn looks_wake_whom_they_serve() {
     let mut waiter = host.waiter(7);
     assert!(poll(&mut waiter, 7, &count).is_pending());
     send(&peer, 7);
-    assert_eq!(host.look(&()), Some(7));
+    assert_eq!(host.try_take(&()), Some(7));
     assert_eq!(count.get(), 1);
     assert!(matches!(poll(&mut waiter, 7, &count), Poll::Ready(Ok(()))));
     assert!(poll(&mut waiter, 7, &count).is_pending());

@@ -88,9 +88,9 @@ fn what_is_taken_in_for_others_reaches_them() {
         match by {
             By::Look => {
                 send(&peer, 2);
-                assert_eq!(host.look(&EVEN), Some(2));
+                assert_eq!(host.try_take(&EVEN), Some(2));
             }
-            By::VainLook => assert_eq!(host.look(&EVEN), None),
+            By::VainLook => assert_eq!(host.try_take(&EVEN), None),
             By::Wait => {
                 send(&peer, 2);
                 assert!(matches!(poll(even.as_mut()), Poll::Ready(Ok(2))));

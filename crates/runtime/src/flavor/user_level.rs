@@ -240,14 +240,14 @@ impl UserLevelShared {
         let core = &mut *driving.core;
 
         local.cause.set(Cause::Detection);
-        contained("a look", || core.driver.look());
+        contained("a poll", || core.driver.poll());
         let mut now = monotonic_now();
         local.note_wake(now);
         let end = now + self.options.quantum;
         while now < end {
             if core.driver.is_due(now) {
                 local.cause.set(Cause::Detection);
-                contained("a look", || core.driver.look());
+                contained("a poll", || core.driver.poll());
                 now = monotonic_now();
                 local.note_time(now);
             }
@@ -261,7 +261,7 @@ impl UserLevelShared {
             if announced == Some(Detected::Nothing) {
                 return;
             }
-            contained("a look", || core.driver.look());
+            contained("a poll", || core.driver.poll());
             now = monotonic_now();
             local.note_time(now);
         }

@@ -401,7 +401,7 @@ impl<P: Provider> Communicator<P> {
         let pattern = self.pattern(source.into(), tag.into());
         let inner = &*self.inner;
         let mut wait = inner.waiter.wait();
-        let looked = wait.look_first(|| {
+        let looked = wait.try_first(|| {
             inner.with(|engine| {
                 for _ in 0..POLLS_PER_LOCK {
                     if let Some(begun) = engine.receive_begun(&pattern, sink) {

@@ -236,7 +236,7 @@ impl<P: Provider> Communicator<P> {
         let inner = &*self.inner;
         let owner = || Arc::clone(&self.inner);
         let mut wait = inner.waiter.wait();
-        let looked = wait.look_first(|| {
+        let looked = wait.try_first(|| {
             let found = inner.with(|engine| match engine.try_recv_view(pattern) {
                 Some(found) => Some(Some(found)),
                 None => engine.has_unexpected(pattern).then_some(None),

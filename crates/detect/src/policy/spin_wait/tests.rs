@@ -24,7 +24,7 @@ fn steps(plan: WaitPlan, has_turns: bool, spin: u64, away: u64) -> Vec<(SpinStep
             SpinStep::Yield(count) => u64::from(count) * (away + spin),
             SpinStep::Pause => {
                 // Others run.
-                spin_wait.begin_turn();
+                spin_wait.begin_burst();
                 1_000
             }
             SpinStep::Sleep => 0,
@@ -54,7 +54,7 @@ proptest! {
         for reactivity in REACTIVITIES {
             let plan = Adaptive::new(reactivity).plan_wait(&situation);
             let bound = Duration::from_nanos(cpu + delay).min(TURN_MAX);
-            prop_assert!(plan.turn <= bound);
+            prop_assert!(plan.burst <= bound);
             prop_assert!(plan.spin + plan.yield_core <= plan.sleep);
             let steps = steps(plan, has_turns, spin, away);
             let (mut turn, mut gives, mut total) = (Duration::ZERO, 0, Duration::ZERO);

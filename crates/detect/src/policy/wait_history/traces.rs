@@ -242,7 +242,7 @@ fn a_pair_spins_while_its_core_is_left_alone() {
         while let SpinStep::Spin(_) | SpinStep::Pause = step {
             now += MICRO;
             if step == SpinStep::Pause {
-                spin_wait.begin_turn();
+                spin_wait.begin_burst();
             }
             step = spin_wait.next(at(now));
         }

@@ -104,9 +104,9 @@ where
             let random = simulation.random();
             let begin = begin + Duration::from_nanos(random.u64(..span_ns));
             // One in four leaves after a while, before its event or after it.
-            let patience = Duration::from_nanos(random.u64(..span_ns));
-            let patience = (random.u32(..4) == 0).then_some(patience);
-            let plan = Plan { index, begin, patience, is_rude: random.bool() };
+            let timeout = Duration::from_nanos(random.u64(..span_ns));
+            let timeout = (random.u32(..4) == 0).then_some(timeout);
+            let plan = Plan { index, begin, timeout, is_rude: random.bool() };
             tasks.push(simulation.spawn(waiter(Rc::clone(&scene), plan)));
         }
         let random = simulation.random();
@@ -164,7 +164,7 @@ impl<H: Harness> Scene<H> {
 struct Plan {
     index: usize,
     begin: Instant,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
     /// It leaves without a last look.
     is_rude: bool,
 }
@@ -177,11 +177,11 @@ async fn waiter<H: Harness>(scene: SharedScene<H>, plan: Plan) {
         let timers = scene.borrow().server.timers().clone();
         let slept = timers.wait(plan.begin).await;
         slept.map_err(|error| failed(plan.index, error, scene.borrow().at))?;
-        match plan.patience {
+        match plan.timeout {
             None => wait(&scene, plan.index).await,
-            Some(patience) => {
+            Some(timeout) => {
                 let mut waiting = pin!(wait(&scene, plan.index));
-                let until = plan.begin + patience;
+                let until = plan.begin + timeout;
                 let mut timeout = pin!(timers.wait(until));
                 let event = poll_fn(|cx| {
                     if plan.is_rude && timeout.as_mut().poll(cx).is_ready() {
