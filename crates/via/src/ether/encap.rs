@@ -8,6 +8,9 @@ use crate::{
 /// Their length, behind the Ethernet header.
 pub(super) const ENCAP_BYTES: usize = 8;
 
+/// The smallest MTU of an interface, in bytes: a packet that every path must take, and its header.
+pub const MTU_MIN: usize = 1200 + ENCAP_BYTES;
+
 /// The offset of the destination port, from the beginning of the frame.
 pub(super) const PORT_OFFSET: u32 = 14 + 4;
 

@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-use super::MTU_MIN;
+use super::encap::MTU_MIN;
 use crate::link::OpenError;
 
 /// The reason why a NIC over Ethernet was not opened.

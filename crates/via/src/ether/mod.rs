@@ -63,13 +63,10 @@ use crate::{
 
 use self::neighbours::Neighbours;
 pub use self::{
-    encap::EtherPath,
+    encap::{EtherPath, MTU_MIN},
     error::EtherError,
     wire::{EtherCounters, EtherWire},
 };
-
-/// The smallest MTU of an interface, in bytes: a packet that every path must take, and its header.
-pub const MTU_MIN: usize = 1200 + encap::ENCAP_BYTES;
 
 /// The longest time that an AF_XDP queue may take to become free after its last owner has closed it.
 const QUEUE_PATIENCE: Duration = Duration::from_millis(100);
