@@ -12,8 +12,9 @@
 use vigie_detect::Instant;
 
 use super::{
-    network::{NetworkState, NotifyPeer, PacketBody, SimEvent, SimPacket},
-    objects::{Caller, ConnectAttempt, ConnectionId, NicIndex, SimConnection, ViEndpoint},
+    network::{NetworkState, NotifyPeer},
+    objects::{ConnectAttempt, SimConnection},
+    packet::{Caller, ConnectionId, NicIndex, PacketBody, SimEvent, SimPacket, ViEndpoint},
 };
 use crate::vi::{Connect, DisconnectReason, NicEvent, RequestId, ViEvent, ViId};
 

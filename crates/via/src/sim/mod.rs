@@ -40,21 +40,19 @@ mod calls;
 mod network;
 mod nic;
 mod objects;
+mod packet;
 mod plan;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
-use std::{
-    ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex};
 
-use vigie_detect::{Clock, Instant, Notifier, SimulatedNetwork};
+use vigie_detect::{Clock, Instant, SimulatedNetwork};
 
 use self::{
-    network::{NetworkState, SimEvent},
-    objects::NicIndex,
+    network::{Locked, NetworkState, lock},
+    packet::{NicIndex, SimEvent},
 };
 use crate::vi::{NicAttributes, Provider};
 
@@ -221,51 +219,6 @@ impl SimNetwork {
 impl Clock for SimNetwork {
     fn now(&self) -> Instant {
         Self::now(self)
-    }
-}
-
-/// Locks a world. A panic of another thread leaves it as it is.
-fn lock(world: &Mutex<NetworkState>) -> Locked<'_> {
-    let world = world.lock().unwrap_or_else(PoisonError::into_inner);
-    Locked { world, pending_wakes: WakeOnDrop(Vec::new()) }
-}
-
-/// A locked world. Dropping it wakes the hosts that were marked meanwhile.
-///
-/// Lock order: a world's lock comes after that of the engine whose NIC is used. A bell takes only a lock
-/// of the server, under which no other lock is taken. The thread that rings may therefore hold the lock
-/// of any engine, including the one woken, but does not hold the world's.
-struct Locked<'a> {
-    world: MutexGuard<'a, NetworkState>,
-    // Dropped after the guard, when the world is unlocked.
-    pending_wakes: WakeOnDrop,
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        self.pending_wakes.0 = self.world.take_pending_wakes();
-    }
-}
-
-impl Deref for Locked<'_> {
-    type Target = NetworkState;
-
-    fn deref(&self) -> &NetworkState {
-        &self.world
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut NetworkState {
-        &mut self.world
-    }
-}
-
-struct WakeOnDrop(Vec<Notifier>);
-
-impl Drop for WakeOnDrop {
-    fn drop(&mut self) {
-        self.0.iter().for_each(Notifier::notify);
     }
 }
 

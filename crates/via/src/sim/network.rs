@@ -1,133 +1,19 @@
 //! The NICs of a network, and the paths between them. Time and what is to happen are the simulated network's.
 
 use std::{
-    sync::{Arc, Mutex, Weak},
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use vigie_detect::{CallId, Instant, Notifier, SimulatedNetwork};
 
 use super::{
-    FaultCounts, FaultPlan, lock,
-    objects::{Caller, ConnectionId, Nic, NicIndex, ViEndpoint},
+    objects::Nic,
+    packet::{ConnectionId, HEADER_BYTES, NicIndex, PacketBody, SimEvent, SimPacket, ViEndpoint},
+    plan::{FaultCounts, FaultPlan},
 };
-use crate::vi::{
-    Completion, DisconnectReason, NicAttributes, NicEvent, RemoteSegment, Status, ViEvent, ViId,
-};
-
-/// A scheduled event.
-#[derive(Debug)]
-pub(super) enum SimEvent {
-    /// The next send descriptor of a VI departs.
-    Depart {
-        nic: NicIndex,
-        vi: ViId,
-    },
-    /// A frozen NIC resumes what it wanted to send.
-    Leave(SimPacket),
-    Arrive(SimPacket),
-    /// The deadline of an attempt to connect.
-    Expire {
-        nic: NicIndex,
-        vi: ViId,
-        connection_id: ConnectionId,
-    },
-    /// A NIC notices that another NIC has crashed.
-    PeerCrashed {
-        nic: NicIndex,
-        of: NicIndex,
-    },
-    Crash {
-        nic: NicIndex,
-    },
-}
-
-impl SimEvent {
-    /// Returns the NIC that must be awake for it.
-    const fn nic(&self) -> NicIndex {
-        match self {
-            Self::Depart { nic, .. }
-            | Self::Expire { nic, .. }
-            | Self::PeerCrashed { nic, .. }
-            | Self::Crash { nic } => *nic,
-            Self::Leave(packet) => packet.from.nic,
-            Self::Arrive(packet) => packet.to,
-        }
-    }
-
-    /// Returns what the trace hash includes of it.
-    fn digest(&self) -> u64 {
-        let (kind, detail) = match self {
-            Self::Depart { vi, .. } => (1, u64::from(vi.0)),
-            Self::Leave(packet) => (2, packet.connection_id),
-            Self::Arrive(packet) => (3, packet.connection_id ^ (packet.body.size() << 20)),
-            Self::Expire { connection_id, .. } => (4, *connection_id),
-            Self::PeerCrashed { .. } => (5, 0),
-            Self::Crash { .. } => (6, 0),
-        };
-        let nic = u64::try_from(self.nic()).unwrap_or(u64::MAX);
-        kind ^ (nic << 8) ^ (detail << 24)
-    }
-}
-
-/// A packet from one NIC to another.
-#[derive(Clone, Debug)]
-pub(super) struct SimPacket {
-    pub(super) from: ViEndpoint,
-    pub(super) to: NicIndex,
-    /// The destination VI; `None` if the sender does not know one.
-    pub(super) vi: Option<ViId>,
-    pub(super) connection_id: ConnectionId,
-    pub(super) body: PacketBody,
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum PacketBody {
-    /// Requests a connection.
-    Call { caller: Caller, discriminator: Vec<u8>, is_peer: bool },
-    /// Answers a call with a VI.
-    Agree { greeting: Vec<u8> },
-    /// Confirms the answer: both are connected.
-    Agreed,
-    /// Ends an attempt or a connection.
-    Over(DisconnectReason),
-    /// A send (`place` is `None`) or an RDMA write.
-    Data {
-        slot: u64,
-        /// The sender's count of unreliable data, from 1; 0 for reliable data.
-        number: u64,
-        place: Option<RemoteSegment>,
-        bytes: Vec<u8>,
-        immediate: Option<i32>,
-        /// True if it is a duplicate made by the network.
-        is_copy: bool,
-    },
-    /// Requests data.
-    Read { slot: u64, place: RemoteSegment, length: u64 },
-    /// The requested data, or why there is none.
-    Answer { slot: u64, result: Result<Vec<u8>, Status> },
-    /// The outcome of a send or an RDMA write.
-    Ack { slot: u64, status: Status },
-}
-
-/// The size of a packet besides its data, in bytes.
-const HEADER_BYTES: u64 = 32;
-
-impl PacketBody {
-    fn size(&self) -> u64 {
-        let bytes = match self {
-            Self::Call { caller, discriminator, .. } => caller.greeting.len() + discriminator.len(),
-            Self::Agree { greeting } => greeting.len(),
-            Self::Data { bytes, .. } | Self::Answer { result: Ok(bytes), .. } => bytes.len(),
-            _ => 0,
-        };
-        HEADER_BYTES.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX))
-    }
-
-    const fn is_unreliable(&self) -> bool {
-        matches!(self, Self::Data { number, .. } if *number > 0)
-    }
-}
+use crate::vi::{Completion, DisconnectReason, NicAttributes, NicEvent, ViEvent, ViId};
 
 #[derive(Debug)]
 pub(super) struct NetworkState {
@@ -455,4 +341,49 @@ pub(super) enum NotifyPeer {
 
 fn nic_vi(nics: &mut [Nic], end: ViEndpoint) -> Option<&mut super::objects::SimVi> {
     nics[end.nic].vis.get_mut(&end.vi)
+}
+
+/// Locks a world. A panic of another thread leaves it as it is.
+pub(super) fn lock(world: &Mutex<NetworkState>) -> Locked<'_> {
+    let world = world.lock().unwrap_or_else(PoisonError::into_inner);
+    Locked { world, pending_wakes: WakeOnDrop(Vec::new()) }
+}
+
+/// A locked world. Dropping it wakes the hosts that were marked meanwhile.
+///
+/// Lock order: a world's lock comes after that of the engine whose NIC is used. A bell takes only a lock
+/// of the server, under which no other lock is taken. The thread that rings may therefore hold the lock
+/// of any engine, including the one woken, but does not hold the world's.
+pub(super) struct Locked<'a> {
+    world: MutexGuard<'a, NetworkState>,
+    // Dropped after the guard, when the world is unlocked.
+    pending_wakes: WakeOnDrop,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.pending_wakes.0 = self.world.take_pending_wakes();
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = NetworkState;
+
+    fn deref(&self) -> &NetworkState {
+        &self.world
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut NetworkState {
+        &mut self.world
+    }
+}
+
+struct WakeOnDrop(Vec<Notifier>);
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Notifier::notify);
+    }
 }

@@ -5,9 +5,10 @@ use std::{io, os::fd::BorrowedFd};
 use vigie_detect::{ArmOutcome, Instant, Notifier};
 
 use super::{
-    Locked, NicId, SimNetwork,
-    network::PacketBody,
-    objects::{PostedSend, SendStage, SimVi, ViEndpoint},
+    NicId, SimNetwork,
+    network::Locked,
+    objects::{PostedSend, SendStage, SimVi},
+    packet::{PacketBody, ViEndpoint},
 };
 use crate::vi::{
     Address, Completion, Connect, CqId, DisconnectReason, Memory, MemoryAttributes, MemoryHandle,

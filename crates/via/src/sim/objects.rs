@@ -4,24 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use vigie_detect::{CallId, Instant, Notifier};
 
-use super::network::{PacketBody, SimEvent, SimPacket};
+use super::packet::{Caller, ConnectionId, NicIndex, PacketBody, SimEvent, SimPacket, ViEndpoint};
 use crate::vi::{
-    Completion, NicAttributes, NicEvent, RequestId, Status, ViAttributes, ViId,
+    Completion, NicAttributes, NicEvent, RequestId, Status, ViId,
     objects::{self, Objects, PostedReceive, ViCore},
 };
-
-/// A NIC's index in its network.
-pub(super) type NicIndex = usize;
-
-/// One end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ViEndpoint {
-    pub(super) nic: NicIndex,
-    pub(super) vi: ViId,
-}
-
-/// Identifies a connection attempt and the resulting connection; never reused.
-pub(super) type ConnectionId = u64;
 
 #[derive(Debug)]
 pub(super) struct Nic {
@@ -81,15 +68,6 @@ impl Nic {
             || self.objects.has_completions()
             || self.vis.values().any(|vi| vi.core.has_completions())
     }
-}
-
-/// A caller that asks for a connection.
-#[derive(Clone, Debug)]
-pub(super) struct Caller {
-    pub(super) end: ViEndpoint,
-    pub(super) connection_id: ConnectionId,
-    pub(super) attributes: ViAttributes,
-    pub(super) greeting: Vec<u8>,
 }
 
 /// The stage of a connection attempt.

@@ -1,8 +1,9 @@
 //! The path of data: departures of send descriptors, arrivals, completions.
 
 use super::{
-    network::{NetworkState, NotifyPeer, PacketBody, SimEvent, SimPacket},
-    objects::{Nic, NicIndex, PostedSend, SendStage, SimConnection, SimVi, ViEndpoint},
+    network::{NetworkState, NotifyPeer},
+    objects::{Nic, PostedSend, SendStage, SimConnection, SimVi},
+    packet::{NicIndex, PacketBody, SimEvent, SimPacket, ViEndpoint},
 };
 use crate::vi::{
     Completion, DisconnectReason, LocalSegment, Operation, Queue, Reliability, RemoteSegment,
