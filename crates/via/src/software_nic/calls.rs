@@ -18,14 +18,15 @@
 //! `Over`, which is repeated until a `Heard` answers it, or up to a limit.
 
 use super::{
-    Path,
+    attempt::{Caller, ConnectAttempt, OutgoingCall, PendingClose, RETRY_MAX, RETRY_MIN, Retry},
     congestion::{MILLISECOND, Nanos, RoundTrip},
     connection::{ConnectionParameters, SoftwareConnection},
     engine::{NotifyPeer, SoftwareEngine, TimerEvent, nanos},
     packet::{CallPacket, CloseNotice, ControlPacket, PACKET_BYTES_MIN},
+    wire::Path,
 };
 use crate::auth::{TAG_BYTES, is_same};
-use crate::vi::{DisconnectReason, NicEvent, Reliability, RequestId, ViEvent, ViId};
+use crate::vi::{DisconnectReason, NicEvent, RequestId, ViEvent, ViId};
 
 /// The most requests that a NIC keeps for its consumer, and the most callers that it remembers as heard;
 /// further callers are refused.
@@ -34,113 +35,11 @@ const REQUESTS_MAX: usize = 4096;
 /// The minimum lifetime of a cookie.
 const COOKIE_LIFE: Nanos = 5_000 * MILLISECOND;
 
-/// The first retry interval for an unanswered packet. It doubles with each retry.
-const RETRY_MIN: Nanos = 20 * MILLISECOND;
-const RETRY_MAX: Nanos = 500 * MILLISECOND;
-
 /// The interval at which a held call is repeated, in case the answerer has forgotten it.
 const HELD_RETRY: Nanos = 1_000 * MILLISECOND;
 
 /// The number of times that an end is announced.
 const CLOSE_TRIES: u32 = 10;
-
-/// A caller that asks for a connection.
-#[derive(Clone, Debug)]
-pub(super) struct Caller<P> {
-    pub(super) path: P,
-    pub(super) nic: u64,
-    /// Its name for the connection.
-    pub(super) name: u64,
-    pub(super) level: Reliability,
-    pub(super) is_tagged: bool,
-    pub(super) window: u16,
-    pub(super) greeting: Vec<u8>,
-    pub(super) expires_at: Nanos,
-}
-
-/// The retry schedule of a packet that is repeated until it is answered.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Retry {
-    at: Nanos,
-    count: u32,
-    since: Nanos,
-}
-
-impl Retry {
-    const fn new(now: Nanos) -> Self {
-        Self { at: now + RETRY_MIN, count: 0, since: now }
-    }
-
-    fn again(&mut self, now: Nanos) {
-        self.count += 1;
-        self.at = now + (RETRY_MIN << self.count.min(8)).min(RETRY_MAX);
-    }
-
-    /// Returns the round trip of an answer that arrives now, if it is unambiguous which packet it answers.
-    fn measured(&self, now: Nanos) -> Option<Nanos> {
-        (self.count == 0).then(|| now.saturating_sub(self.since))
-    }
-}
-
-/// The stage of a connection attempt.
-#[derive(Clone, Debug)]
-pub(super) enum ConnectAttempt<P> {
-    /// This side calls.
-    Calling(Box<OutgoingCall<P>>),
-    /// This side waits for the same call from the other NIC.
-    Meeting { nic: u64, discriminator: Vec<u8>, greeting: Vec<u8>, expires_at: Nanos },
-    /// This side has answered, and waits for the caller to confirm. The connection exists.
-    Answered { greeting: Vec<u8>, caller_greeting: Vec<u8>, expires_at: Nanos, retry: Retry },
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct OutgoingCall<P> {
-    path: P,
-    nic: u64,
-    name: u64,
-    cookie: Option<[u8; TAG_BYTES]>,
-    is_held: bool,
-    is_peer: bool,
-    discriminator: Vec<u8>,
-    greeting: Vec<u8>,
-    expires_at: Nanos,
-    retry: Retry,
-    round_trip: RoundTrip,
-}
-
-impl<P: Copy> ConnectAttempt<P> {
-    /// Returns when to act if nothing arrives.
-    pub(super) fn deadline(&self) -> Nanos {
-        match self {
-            Self::Calling(calling) => calling.retry.at.min(calling.expires_at),
-            Self::Meeting { expires_at, .. } => *expires_at,
-            Self::Answered { expires_at, retry, .. } => retry.at.min(*expires_at),
-        }
-    }
-
-    const fn expires_at(&self) -> Nanos {
-        match self {
-            Self::Calling(calling) => calling.expires_at,
-            Self::Meeting { expires_at, .. } | Self::Answered { expires_at, .. } => *expires_at,
-        }
-    }
-
-    /// Returns the path that this side calls, and the connection's name.
-    pub(super) fn called(&self) -> Option<(P, u64)> {
-        match self {
-            Self::Calling(calling) => Some((calling.path, calling.name)),
-            _ => None,
-        }
-    }
-}
-
-/// An end that the other side may not have heard of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PendingClose<P> {
-    pub(super) path: P,
-    pub(super) over: CloseNotice,
-    tries: u32,
-}
 
 /// The arguments of a call.
 #[derive(Clone, Copy, Debug)]

@@ -6,10 +6,11 @@ use std::{
 };
 
 use super::{
-    Path, SoftwareNicConfig, SoftwareNicCounters,
-    calls::{Caller, ConnectAttempt, PendingClose},
+    attempt::{Caller, ConnectAttempt, PendingClose},
+    config::SoftwareNicConfig,
     congestion::{MILLISECOND, Nanos},
     connection::{PROBES_MIN, SoftwareConnection},
+    counters::SoftwareNicCounters,
     gather::Gather,
     inbound::FragmentArrival,
     mtu_discovery::MtuPacket,
@@ -20,6 +21,7 @@ use super::{
     },
     transfer::{self, ConnectionFailure},
     vi::SoftwareVi,
+    wire::Path,
 };
 use crate::auth::{Names, Secret};
 use crate::vi::{

@@ -35,9 +35,12 @@
 //! Besides the kernel's copies: one copy on arrival; on departure two copies in packets of up to 4 KiB
 //! or if packets have tags, otherwise none. A message of 8 bytes is one packet of 82 bytes.
 
+mod attempt;
 mod calls;
+mod config;
 mod congestion;
 mod connection;
+mod counters;
 mod engine;
 mod gather;
 mod inbound;
@@ -47,18 +50,19 @@ mod packet;
 mod provider;
 mod transfer;
 mod vi;
+mod wire;
 
-use std::{fmt, io, mem, os::fd::BorrowedFd, time::Duration};
+use std::{fmt, io, mem, time::Duration};
 
-use vigie_detect::{ArmOutcome, Instant, setters};
+use vigie_detect::Instant;
 
-use self::{
-    engine::{PacketBatch, SoftwareEngine},
-    packet::PACKET_BYTES_MAX,
-};
+use self::engine::{PacketBatch, SoftwareEngine};
 
 pub use crate::auth::Secret;
+pub use config::SoftwareNicConfig;
+pub use counters::SoftwareNicCounters;
 pub use gather::{Gather, GatherPart};
+pub use wire::{Path, Wire};
 
 /// The most arrivals taken before the replies they cause are sent.
 const ARRIVALS_MAX: usize = 64;
@@ -71,157 +75,6 @@ const ARRIVAL_BYTES_MAX: usize = 1 << 16;
 
 /// The time after which to retry a wire that took no more packets.
 const BLOCKED: Duration = Duration::from_millis(1);
-
-/// The source and destination of packets: an address of a [`Wire`].
-pub trait Path: Copy + Ord + fmt::Debug + Send + 'static {
-    /// Returns the bytes that identify it, at most 64.
-    fn to_bytes(&self) -> Vec<u8>;
-
-    /// Returns the path that these bytes identify, if any.
-    fn from_bytes(bytes: &[u8]) -> Option<Self>;
-}
-
-/// A carrier of packets: it may lose, repeat, reorder and change them.
-///
-/// # Implementing
-/// Nothing blocks. One received piece may hold several packets that were sent together, followed by zero
-/// bytes, as in short Ethernet frames.
-pub trait Wire: Send + 'static {
-    /// Its addresses.
-    type Path: Path;
-
-    /// The name of the resulting provider, for messages and metrics. Addresses begin with it.
-    const NAME: &'static str;
-
-    /// Returns the time, on the clock of [`Provider::progress`](crate::vi::Provider::progress).
-    fn now(&self) -> Instant;
-
-    /// Returns the path at which others reach this end.
-    fn path(&self) -> Self::Path;
-
-    /// Sends packets of `packet_bytes` bytes each; the last may be shorter.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::WouldBlock`]: nothing was sent, try again later. Any other error: the packets
-    /// are lost.
-    fn send(&mut self, to: Self::Path, packets: &[u8], packet_bytes: usize) -> io::Result<()>;
-
-    /// Sends packets like [`send`](Self::send), but long pieces may be in registered memory. Others may
-    /// write that memory at any time: no reference into it may be made. The default implementation
-    /// copies the pieces together; a wire that can avoid the copy overrides it.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send).
-    fn send_gathered(
-        &mut self,
-        to: Self::Path,
-        packets: &Gather,
-        packet_bytes: usize,
-    ) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(packets.len());
-        packets.copy_onto(&mut bytes)?;
-        self.send(to, &bytes, packet_bytes)
-    }
-
-    /// Sends everything that [`send`](Self::send) has only queued.
-    ///
-    /// # Errors
-    /// Any failure; the queued packets are then lost.
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Receives an arrival: its length in bytes and where it came from. `None` if nothing has arrived.
-    ///
-    /// # Errors
-    /// Any failure; the NIC tries again later.
-    fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, Self::Path)>>;
-
-    /// Returns how many packets may be sent per call.
-    fn packets_max(&self) -> usize;
-
-    /// Returns the longest packet that a path takes, in bytes, as far as is known now. It may be too
-    /// long: packets longer than 1200 bytes are probed before they are used.
-    fn packet_bytes(&mut self, to: Self::Path) -> usize;
-
-    /// Returns a descriptor that is readable while an arrival waits.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
-
-    /// Prepares for the caller to sleep on the descriptor, after nothing was received. Returns [`ArmOutcome::Ready`] if
-    /// something has arrived that the descriptor may not report: do not sleep then.
-    ///
-    /// # Errors
-    /// Any failure that keeps the caller from sleeping.
-    fn arm(&mut self) -> io::Result<ArmOutcome> {
-        Ok(ArmOutcome::Armed)
-    }
-}
-
-/// The configuration of a software NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SoftwareNicConfig {
-    pub(crate) keep_alive: Duration,
-    pub(crate) dead_after: Duration,
-    pub(crate) packet_bytes_max: usize,
-    pub(crate) window_bytes: usize,
-    pub(crate) is_tagged: bool,
-}
-
-impl SoftwareNicConfig {
-    setters! {
-        /// Sets the silence after which a peer is asked whether it is there. Default 2 s.
-        keep_alive: Duration,
-
-        /// Sets the time without an answer after which a peer counts as dead. Default 10 s.
-        dead_after: Duration,
-
-        /// Sets the longest packet, whatever the path takes, in bytes: 1200 to 65 000, other values count as the nearest. Default 65 000.
-        packet_bytes_max: usize,
-
-        /// Sets the bytes of one connection that may be in flight to this NIC; four packets if that is more. Default 128 KiB; a wire with
-        /// smaller buffers loses what does not fit.
-        window_bytes: usize,
-
-        /// Gives each packet a tag under a key of its connection: 8 bytes, and about a nanosecond per byte, on either side. Both ends of a
-        /// connection must agree. Default `false`: only calls have tags, and an attacker that can read packets in transit can forge some.
-        is_tagged: bool,
-    }
-}
-
-impl Default for SoftwareNicConfig {
-    fn default() -> Self {
-        Self {
-            keep_alive: Duration::from_secs(2),
-            dead_after: Duration::from_secs(10),
-            packet_bytes_max: PACKET_BYTES_MAX,
-            window_bytes: 128 << 10,
-            is_tagged: false,
-        }
-    }
-}
-
-/// Counters of a software NIC since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SoftwareNicCounters {
-    /// Packets handed to the wire.
-    pub packets_sent: u64,
-    /// Packets that arrived.
-    pub packets_received: u64,
-    /// Of those, packets without a valid tag, malformed, or outside a window. They changed nothing.
-    pub packets_refused: u64,
-    /// Of those, data for an unknown connection, or from another path than its own.
-    pub packets_without_connection: u64,
-    /// Fragments that were sent again.
-    pub fragments_sent_again: u64,
-    /// Fragments that arrived again, or too late to be useful.
-    pub fragments_repeated: u64,
-    /// Connections whose peer was silent for too long.
-    pub peers_silent: u64,
-    /// Failures of the wire.
-    pub wire_errors: u64,
-}
 
 /// A NIC in software over a [`Wire`]: a [`Provider`](crate::vi::Provider).
 ///
@@ -393,10 +246,6 @@ impl<W: Wire> fmt::Debug for SoftwareNic<W> {
             .field("counters", &self.engine.counters)
             .finish_non_exhaustive()
     }
-}
-
-fn to_u64(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
 }
 
 /// The length of a NIC's name within its address, in bytes.

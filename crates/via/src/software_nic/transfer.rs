@@ -18,7 +18,6 @@ use super::{
     connection::{IncomingKind, IncomingTransfer, ReadResponse, SoftwareConnection},
     gather::Gather,
     packet::BodyReader,
-    to_u64,
     vi::{PostedSend, SendStage, SoftwareVi},
 };
 use crate::vi::{
@@ -597,4 +596,8 @@ fn finish<P>(
         completion.immediate = incoming.immediate;
         vi.core.complete(objects, completion);
     }
+}
+
+fn to_u64(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::calls::ConnectAttempt;
+use super::attempt::ConnectAttempt;
 use super::connection::SoftwareConnection;
 use crate::vi::{
     Operation, Reliability, Status,
