@@ -21,6 +21,7 @@ use rustix::event::epoll;
 use vigie_detect::Instant;
 
 use super::{
+    attempt::{Caller, CallerHello, ConnectAttempt, ConnectRequest},
     connection::ShmConnection,
     layout::{PAGE_BYTES, RING_BYTES, size},
     nic::{EventSource, Shm},
@@ -28,7 +29,7 @@ use super::{
     sys::{self, SocketRead},
     vi::ShmVi,
     wakeup::PeerPage,
-    wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress},
+    wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX},
 };
 use crate::vi::{DisconnectReason, Memory, NicEvent, RequestId, ViError, ViEvent};
 
@@ -46,73 +47,6 @@ const EVENTS_MAX: usize = 4096;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// The time after which a socket that could not connect is tried again.
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-
-/// The stage of a connection attempt.
-#[derive(Debug)]
-pub(super) enum ConnectAttempt {
-    /// The listener has no room yet.
-    Dialing { to: ShmAddress, hello: Hello, ring: (OwnedFd, Memory), deadline: Instant },
-    /// The hello is sent.
-    Asked { to: ShmAddress, hello: Hello, socket: OwnedFd, ring: Memory, deadline: Instant },
-    /// The other NIC will connect.
-    Awaiting { from: ShmAddress, discriminator: Vec<u8>, greeting: Vec<u8>, deadline: Instant },
-    /// The welcome is sent. If the caller has given up by then, a VI that awaits a peer continues with
-    /// `again`.
-    Agreed {
-        connection: Box<ShmConnection>,
-        greeting: Vec<u8>,
-        deadline: Instant,
-        again: Option<Box<Self>>,
-    },
-}
-
-impl ConnectAttempt {
-    const fn deadline(&self) -> Instant {
-        match self {
-            Self::Dialing { deadline, .. }
-            | Self::Asked { deadline, .. }
-            | Self::Awaiting { deadline, .. }
-            | Self::Agreed { deadline, .. } => *deadline,
-        }
-    }
-
-    /// Returns whether this side is the one that connects in a peer-to-peer attempt with that NIC and
-    /// discriminator.
-    fn calls_peer(&self, place: &ShmAddress, what: &[u8]) -> bool {
-        match self {
-            Self::Dialing { to, hello, .. } | Self::Asked { to, hello, .. } => {
-                to == place && hello.from.is_some() && hello.discriminator == what
-            }
-            Self::Awaiting { .. } | Self::Agreed { .. } => false,
-        }
-    }
-}
-
-/// A process that has connected to the listener.
-#[derive(Debug)]
-pub(super) struct Caller {
-    socket: OwnedFd,
-    /// The time at which it must have identified itself.
-    deadline: Instant,
-    known: Option<CallerHello>,
-}
-
-/// The greeting of a caller.
-#[derive(Debug)]
-struct CallerHello {
-    hello: Hello,
-    /// Its ring file and its page.
-    ring: Memory,
-    page: Memory,
-}
-
-/// The arguments of `connect` and `connect_peer`.
-pub(super) struct ConnectRequest<'a> {
-    pub(super) to: ShmAddress,
-    pub(super) discriminator: &'a [u8],
-    pub(super) greeting: &'a [u8],
-    pub(super) deadline: Instant,
-}
 
 fn map_both(files: &[OwnedFd]) -> Result<(Memory, Memory), &'static str> {
     let [ring, page] = files else { return Err("a packet without its files") };

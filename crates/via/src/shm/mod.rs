@@ -37,11 +37,13 @@
 //! peers may map. [`Provider::progress`](crate::vi::Provider::progress) polls the sockets at most every
 //! 100 µs.
 
+mod attempt;
 mod connecting;
 mod connection;
 mod entry;
 mod layout;
 mod nic;
+mod posted;
 mod receiver;
 mod ring;
 mod sender;

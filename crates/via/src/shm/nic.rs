@@ -13,9 +13,9 @@ use rustix::event::{Timespec, epoll};
 use vigie_detect::{ArmOutcome, Instant, refuse_in_simulation};
 
 use super::{
-    connecting::{Caller, ConnectAttempt, ConnectRequest},
+    attempt::{Caller, ConnectAttempt, ConnectRequest},
     layout::wide,
-    receiver::PostedReceive,
+    posted::PostedReceive,
     sys::{self, SocketRead},
     table::RegionTable,
     vi::{Cq, NicState, ShmVi},

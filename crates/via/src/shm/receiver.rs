@@ -7,48 +7,16 @@
 use super::{
     entry::{CacheLine, DataLocation, Draft, EntryKind, INLINE_AT, INLINE_MAX, RingEntry},
     layout::wide,
-    sender::Segments,
+    posted::{PartialReceive, PostedReceive, ReadResponse},
     table::copy_bytes,
     vi::{BreakCause, NicState, ShmVi},
 };
-use crate::vi::{Completion, Queue, ReceiveDescriptor, RemoteKey, Status, objects::Access};
+use crate::vi::{Completion, Queue, Status, objects::Access};
 
 /// The most bytes of an answer copied per call, likewise.
 const ANSWER_MAX_BYTES: u64 = 1024 * 1024;
 /// The most entries taken of one VI per call, so that no peer starves the others.
 const ENTRIES_MAX: u32 = 64;
-
-/// A receive descriptor.
-#[derive(Debug)]
-pub(super) struct PostedReceive {
-    pub(super) cookie: u64,
-    segments: Segments,
-}
-
-impl PostedReceive {
-    #[inline]
-    pub(super) fn of(descriptor: &ReceiveDescriptor<'_>) -> Self {
-        Self { cookie: descriptor.cookie, segments: Segments::of(descriptor.segments) }
-    }
-}
-
-/// A message that has arrived in part.
-#[derive(Debug)]
-pub(super) struct PartialReceive {
-    pub(super) cookie: u64,
-    segments: Segments,
-    total: u64,
-    filled: u64,
-}
-
-/// A read of this side's memory that the peer waits for.
-#[derive(Debug)]
-pub(super) struct ReadResponse {
-    key: RemoteKey,
-    offset: u64,
-    total: u64,
-    done: u64,
-}
 
 impl ShmVi {
     /// Takes the available entries, up to a bound. Returns whether there were any.

@@ -12,100 +12,19 @@ use super::{
     connection::ShmConnection,
     entry::{DataLocation, Draft, EntryKind, INLINE_MAX, OFFSET_MAX, RingEntry},
     layout::{TRANSFER_MAX_BYTES, wide},
+    posted::{OwnedData, PostedSend, Segments, TransferMethod, UnackedSend},
     table::{RegionTable, copy_bytes, read_bytes},
     vi::{BreakCause, NicState, ShmVi},
 };
 use crate::vi::{
-    Completion, Data, LocalSegment, Memory, Operation, OutOfBounds, ProtectionTag, Queue,
-    Reliability, RemoteKey, RemoteSegment, SendDescriptor, Status, ViError, objects::Access,
+    Completion, Data, Memory, Operation, OutOfBounds, ProtectionTag, Queue, Reliability, RemoteKey,
+    RemoteSegment, SendDescriptor, Status, ViError, objects::Access,
 };
 
 /// The most bytes copied per call of the NIC for one VI.
 const BURST_MAX_BYTES: u64 = 1024 * 1024;
 /// The most bytes of one direct copy, after which the ring is polled again.
 const STEP_MAX_BYTES: u64 = 256 * 1024;
-
-/// A send descriptor that waits for its turn or for the peer.
-#[derive(Debug)]
-pub(super) struct PostedSend {
-    operation: Operation,
-    pub(super) cookie: u64,
-    immediate: Option<i32>,
-    is_signaled: bool,
-    remote: Option<RemoteSegment>,
-    data: OwnedData,
-    total: u64,
-    /// The number of bytes that were copied.
-    done: u64,
-    method: TransferMethod,
-    /// The status with which it will fail once those before it are done.
-    pub(super) failure: Option<Status>,
-}
-
-impl PostedSend {
-    /// Returns how many of its bytes were copied.
-    pub(super) const fn copied(&self) -> u64 {
-        self.done
-    }
-
-    /// Returns whether the peer may have seen something of it.
-    pub(super) const fn is_under_way(&self) -> bool {
-        self.done > 0 || matches!(self.method, TransferMethod::Requested)
-    }
-}
-
-/// A descriptor's data, kept for later.
-#[derive(Debug)]
-pub(super) enum OwnedData {
-    Segments(Segments),
-    Inline(Box<[u8]>),
-}
-
-/// Data segments. The usual single segment needs no allocation.
-#[derive(Debug)]
-pub(super) enum Segments {
-    One([LocalSegment; 1]),
-    Other(Box<[LocalSegment]>),
-}
-
-impl Segments {
-    #[inline]
-    pub(super) fn of(segments: &[LocalSegment]) -> Self {
-        match segments {
-            [one] => Self::One([*one]),
-            other => Self::Other(other.into()),
-        }
-    }
-
-    #[inline]
-    pub(super) fn as_slice(&self) -> &[LocalSegment] {
-        match self {
-            Self::One(one) => one,
-            Self::Other(other) => other,
-        }
-    }
-}
-
-/// The method of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TransferMethod {
-    /// Not chosen yet.
-    Undecided,
-    Inline,
-    Direct,
-    Staged,
-    /// The peer was asked for the data.
-    Requested,
-}
-
-/// A send descriptor that is done once the peer has consumed this many entries.
-#[derive(Debug)]
-pub(super) struct UnackedSend {
-    until: u64,
-    pub(super) cookie: u64,
-    is_signaled: bool,
-    length: u64,
-}
 
 /// The progress of a descriptor.
 enum SendProgress {
@@ -117,29 +36,6 @@ enum SendProgress {
     Blocked,
     /// It failed.
     Failed(Status),
-}
-
-impl OwnedData {
-    /// Copies `length` bytes, starting at `from`, to wherever `copy_memory` and `copy_bytes` put them.
-    fn gather(
-        &self,
-        table: &RegionTable,
-        tag: ProtectionTag,
-        (from, length): (u64, u64),
-        copy_memory: impl FnMut(&Memory, u64, u64, usize) -> Result<(), OutOfBounds>,
-        copy_bytes: impl FnOnce(&[u8]) -> Result<(), OutOfBounds>,
-    ) -> Result<(), Status> {
-        match self {
-            Self::Segments(segments) => {
-                table.pieces(tag, segments.as_slice(), from, length, copy_memory)
-            }
-            Self::Inline(bytes) => {
-                let range = usize::try_from(from).ok().zip(usize::try_from(from + length).ok());
-                let piece = range.and_then(|(from, to)| bytes.get(from..to));
-                copy_bytes(piece.ok_or(Status::LengthError)?).map_err(|_| Status::ProtectionError)
-            }
-        }
-    }
 }
 
 impl ShmVi {

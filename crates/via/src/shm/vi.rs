@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 
 use super::{
-    connecting::ConnectAttempt,
+    attempt::ConnectAttempt,
     connection::{self, ShmConnection},
-    receiver::{PartialReceive, PostedReceive, ReadResponse},
-    sender::{PostedSend, UnackedSend},
+    posted::{PartialReceive, PostedReceive, PostedSend, ReadResponse, UnackedSend},
     table::RegionTable,
     wakeup::NicPage,
 };
