@@ -5,9 +5,9 @@ use std::{fmt, io::IoSlice, sync::Arc, task::Poll};
 use vigie_detect::{Probe, SharedWait};
 
 use super::{
-    MessageError, MessageErrorKind, RequestSet,
-    context::ContextLease,
-    endpoint::{EndpointInner, EndpointOutput, EndpointRequest},
+    Message, MessageError, MessageErrorKind, RequestSet,
+    hosted_engine::{EndpointInner, EndpointOutput, EndpointRequest},
+    lease::ContextLease,
     request::{Matched, ReceiveRequest, RequestGuard, SendRequest, UntilReady, WaitPhase},
 };
 use crate::{
@@ -58,16 +58,6 @@ impl From<u32> for TagFilter {
     fn from(tag: u32) -> Self {
         Self::Is(tag)
     }
-}
-
-/// A received message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Message {
-    /// Its sender, tag and length.
-    pub status: Status,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
 }
 
 /// Sends and receives in one context: a message never matches a receive of another communicator. Clones share

@@ -1,219 +1,26 @@
-//! The message engine of one rank, on its host.
+//! The endpoint of a rank: what its program holds of the message engine.
 
 use std::{
-    collections::BTreeSet,
-    fmt, io,
+    fmt,
     sync::{Arc, OnceLock},
 };
 
 use vigie_detect::{
-    ArmOutcome, EngineContext, EngineHost, Instant, Notifier, PollerEvent, Progress, RegisterError,
-    Registration, Server, SharedWaiter, WaitError, WatchedDescriptor,
+    EngineHost, Instant, RegisterError, Registration, Server, SharedWaiter, WaitError,
 };
 
-use super::{CloseError, Communicator, context::ContextTable, linger, watch::Watch};
+use super::{
+    CloseError, Communicator,
+    context::ContextTable,
+    hosted_engine::{EndpointEngine, EndpointInner, EndpointOutput, EndpointRequest},
+};
 use crate::{
-    protocol::{EngineEvent, MessageEngine, Pattern, RequestError, RequestId, Status},
+    protocol::{EngineEvent, MessageEngine},
     vi::Provider,
 };
 
 /// Polls between two reads of the clock: about 1 µs.
 const POLLS_PER_CLOCK_READ: u32 = 16;
-
-/// The purpose of a wait on an endpoint. Requests are not listed: they are polled with their owners' buffers.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum EndpointRequest {
-    /// A message that fits, to be left where it is, and the number of ranks that had failed when the wait
-    /// began.
-    Probe(Pattern, usize),
-    /// Events of the engine: connections, failures.
-    Event,
-    /// That all has left that was sent; `None`: as long as a dropped endpoint lingers.
-    AllLeft(Option<Instant>),
-}
-
-#[derive(Debug)]
-pub(super) enum EndpointOutput {
-    Probed(Result<Status, RequestError>),
-    Event(EngineEvent),
-    /// The ranks that have not taken all in time.
-    AllLeft(BTreeSet<u32>),
-}
-
-/// Makes the message engine an engine of a detection server. Requests are served by their numbers.
-pub(super) struct EndpointEngine<P: Provider> {
-    engine: MessageEngine<P>,
-    /// The engine's work count when it was armed.
-    worked: u64,
-    /// Empty between two calls.
-    ready: Vec<RequestId>,
-    /// When a wait for all that was sent gives up.
-    close_by: Option<Instant>,
-    /// The end of an endpoint that was dropped before all had left.
-    leaving: Option<Leaving>,
-}
-
-/// A dropped endpoint whose engine still hands over what was sent.
-struct Leaving {
-    /// Set by the first turn.
-    until: Option<Instant>,
-    /// The process in which it was dropped: a forked child leaves the rest to that.
-    process: u32,
-}
-
-impl<P: Provider> EndpointEngine<P> {
-    #[inline]
-    pub(super) const fn engine(&mut self) -> &mut MessageEngine<P> {
-        &mut self.engine
-    }
-
-    /// The endpoint is dropped. Returns whether anything has still to leave.
-    pub(super) fn begin_to_leave(&mut self) -> bool {
-        let lingers = !self.engine.config.linger.is_zero();
-        if lingers && !self.engine.unreached().is_empty() {
-            self.leaving = Some(Leaving { until: None, process: std::process::id() });
-        }
-        self.leaving.is_some()
-    }
-
-    /// Returns the ranks that have not taken all that was sent, once there is no more time, or none.
-    fn all_left(&mut self, deadline: Option<Instant>) -> Option<BTreeSet<u32>> {
-        let unreached = self.engine.unreached();
-        // Before the first turn, the time is not known.
-        let deadline = deadline.or_else(|| self.leaving.as_ref().and_then(|it| it.until));
-        let deadline = deadline.unwrap_or(Instant::MAX);
-        if unreached.is_empty() || deadline <= self.engine.now() {
-            return Some(unreached);
-        }
-        self.close_by = Some(self.close_by.map_or(deadline, |other| other.min(deadline)));
-        None
-    }
-}
-
-impl<P: Provider> Drop for EndpointEngine<P> {
-    fn drop(&mut self) {
-        let Some(Leaving { until, process }) = self.leaving.take() else { return };
-        if process == std::process::id() {
-            let linger = self.engine.config.linger;
-            let until = until.unwrap_or_else(|| Instant::now().saturating_add(linger));
-            linger::hand_over(&mut self.engine, until);
-        }
-    }
-}
-
-impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
-    type Request = EndpointRequest;
-    type Output = EndpointOutput;
-
-    fn take(&mut self, want: &EndpointRequest) -> Option<EndpointOutput> {
-        let Self { engine, .. } = self;
-        match *want {
-            EndpointRequest::Event => engine.next_event().map(EndpointOutput::Event),
-            EndpointRequest::AllLeft(until) => self.all_left(until).map(EndpointOutput::AllLeft),
-            EndpointRequest::Probe(pattern, failure_count) => {
-                let found = engine.probe(pattern).map(Ok);
-                found
-                    .or_else(|| engine.gave_up(&pattern, failure_count).map(Err))
-                    .map(EndpointOutput::Probed)
-            }
-        }
-    }
-
-    fn put_back(&mut self, _: &EndpointRequest, found: EndpointOutput) -> Option<EndpointOutput> {
-        match found {
-            EndpointOutput::Event(event) => {
-                self.engine.give_back_event(event);
-                None
-            }
-            EndpointOutput::Probed(_) | EndpointOutput::AllLeft(_) => Some(found),
-        }
-    }
-
-    fn progress(&mut self, turn: &EngineContext<'_>) -> Progress {
-        let now = turn.now();
-        // Those that still wait say so again.
-        self.close_by = None;
-        if let Some(leaving) = &mut self.leaving {
-            let until = now.saturating_add(self.engine.config.linger);
-            leaving.until.get_or_insert(until);
-        }
-        self.engine.progress(now);
-        Progress::Done
-    }
-
-    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
-        let armed = self.engine.arm();
-        self.worked = self.engine.worked();
-        armed
-    }
-
-    fn notified(&mut self, _: &[PollerEvent]) {
-        self.engine.quiet();
-    }
-
-    fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
-        if let Some(descriptor) = self.engine.descriptor() {
-            each(WatchedDescriptor::readable(descriptor));
-        }
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        let first_turn = self.leaving.as_ref().filter(|leaving| leaving.until.is_none());
-        let first_turn = first_turn.map(|_| self.engine.now());
-        [self.engine.next_deadline(), self.close_by, first_turn].into_iter().flatten().min()
-    }
-
-    fn can_announce(&self) -> bool {
-        self.engine.nic().can_announce()
-    }
-
-    fn attach(&mut self, bell: Notifier) -> io::Result<()> {
-        self.engine.nic_mut().attach_notifier(bell);
-        Ok(())
-    }
-
-    fn served(&mut self, names: &mut Vec<u64>) {
-        self.engine.take_ready(&mut self.ready);
-        names.extend(self.ready.drain(..).map(|request| request.0));
-    }
-
-    #[inline]
-    fn has_served(&self) -> bool {
-        self.engine.has_ready()
-    }
-
-    fn has_unannounced_work(&self) -> bool {
-        self.engine.has_silent_work()
-    }
-
-    fn has_new_events(&self) -> bool {
-        self.engine.worked() != self.worked || self.engine.has_events()
-    }
-}
-
-pub(super) struct EndpointInner<P: Provider> {
-    pub(super) host: EngineHost<EndpointEngine<P>>,
-    pub(super) waiter: SharedWaiter,
-    pub(super) contexts: ContextTable,
-    /// The watch that tells how the ranks of a world fare.
-    pub(super) watch: OnceLock<Arc<Watch>>,
-}
-
-impl<P: Provider> EndpointInner<P> {
-    /// Calls `f` with the engine, then notifies the owners of the requests that became ready.
-    #[inline]
-    pub(super) fn with<T>(&self, f: impl FnOnce(&mut MessageEngine<P>) -> T) -> T {
-        self.host.post(|endpoint_engine| f(&mut endpoint_engine.engine))
-    }
-
-    /// As [`with`](Self::with), for values dropped with their owner: in a forked child the copy does nothing
-    /// and leaves it to the parent.
-    pub(super) fn drop_with(&self, f: impl FnOnce(&mut MessageEngine<P>)) {
-        if !self.host.is_inherited() {
-            self.with(f);
-        }
-    }
-}
 
 /// The message engine of one rank, hosted by a detection server. Clones share the endpoint; its connections
 /// end with the last clone and the last of its communicators and requests.
@@ -237,9 +44,7 @@ impl<P: Provider> Endpoint<P> {
     pub fn new(server: &Server, engine: MessageEngine<P>) -> Result<Self, RegisterError> {
         let registration = Registration::named(engine.nic().attributes().name);
         let waiter = SharedWaiter::at(server, engine.size(), POLLS_PER_CLOCK_READ);
-        let (ready, close_by, leaving) = (Vec::new(), None, None);
-        let endpoint_engine = EndpointEngine { engine, worked: 0, ready, close_by, leaving };
-        let host = EngineHost::new(server, endpoint_engine, registration)?;
+        let host = EngineHost::new(server, EndpointEngine::new(engine), registration)?;
         host.run_in_background().map_err(|_| RegisterError::ServerClosed)?;
         let inner =
             EndpointInner { host, waiter, contexts: ContextTable::new(), watch: OnceLock::new() };

@@ -3,7 +3,7 @@
 use std::{fmt, io, sync::Arc, task::Poll};
 
 use super::{
-    Communicator, MessageError, SendRequest, SourceFilter, TagFilter, endpoint::EndpointInner,
+    Communicator, MessageError, SendRequest, SourceFilter, TagFilter, hosted_engine::EndpointInner,
     request::WaitPhase,
 };
 use crate::{

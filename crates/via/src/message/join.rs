@@ -1,11 +1,11 @@
 //! Makes the endpoint of a rank in its world.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use thiserror::Error;
 use vigie_detect::{Instant, NoServer, RegisterError, Server};
 
-use super::{Endpoint, watch::watch};
+use super::{Endpoint, hosted_engine::EndpointInner, watch::Watch};
 use crate::{
     protocol::{EngineConfig, EngineError, MessageEngine},
     shm::Shm,
@@ -112,4 +112,17 @@ impl<P: Provider> Endpoint<P> {
         let _ = endpoint.inner.watch.set(watch(world, Arc::downgrade(&endpoint.inner)));
         Ok(endpoint)
     }
+}
+
+/// Tells an endpoint which ranks of its world have ended, until the endpoint or the world is gone.
+fn watch<P: Provider>(world: &World, inner: Weak<EndpointInner<P>>) -> Arc<Watch> {
+    let mut events = world.events();
+    Watch::start(async move {
+        while let Ok(event) = events.next().await {
+            if event.is_loss() {
+                let Some(inner) = inner.upgrade() else { return };
+                inner.drop_with(|engine| engine.rank_is_gone(event.rank().0));
+            }
+        }
+    })
 }

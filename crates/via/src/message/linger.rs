@@ -3,16 +3,13 @@
 use std::{
     collections::BTreeSet,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, PoisonError},
-    task::{Context, Wake, Waker},
     thread,
     time::Duration,
 };
 
 use thiserror::Error;
-use vigie_detect::{EngineEvents, Instant, Server, WaitError};
+use vigie_detect::{Instant, Server, WaitError};
 
-use super::endpoint::{EndpointEngine, EndpointInner, EndpointRequest};
 use crate::{protocol::MessageEngine, vi::Provider};
 
 /// The longest pause between two looks of an engine without a server.
@@ -31,44 +28,6 @@ pub enum CloseError {
     /// The detection server ended.
     #[error(transparent)]
     Wait(#[from] WaitError),
-}
-
-/// Keeps the engine of a dropped endpoint working on its server until all has left. Its waker holds it.
-struct Linger<P: Provider> {
-    events: Mutex<Option<EngineEvents<EndpointEngine<P>>>>,
-}
-
-impl<P: Provider> Linger<P> {
-    fn poll(self: &Arc<Self>) {
-        let waker = Waker::from(Arc::clone(self));
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(waiting) = &*events else { return };
-        if waiting.poll_next(&Context::from_waker(&waker)).is_ready() {
-            // All has left, or time is up, or the server has ended: the engine is dropped, unlocked.
-            let ended = events.take();
-            drop(events);
-            drop(ended);
-        }
-    }
-}
-
-impl<P: Provider> Wake for Linger<P> {
-    fn wake(self: Arc<Self>) {
-        self.poll();
-    }
-}
-
-impl<P: Provider> Drop for EndpointInner<P> {
-    fn drop(&mut self) {
-        // A forked child's copy leaves everything to the parent.
-        if self.host.is_inherited() || !self.host.post(EndpointEngine::begin_to_leave) {
-            return;
-        }
-        // Without a server, the engine itself hands over when it is dropped.
-        if let Ok(events) = self.host.events(EndpointRequest::AllLeft(None)) {
-            Arc::new(Linger { events: Mutex::new(Some(events)) }).poll();
-        }
-    }
 }
 
 /// Hands over what was sent without a server, as long as `until` is not over; in virtual time, which does not pass here, not at all.
@@ -99,7 +58,7 @@ pub(super) fn hand_over<P: Provider>(engine: &mut MessageEngine<P>, until: Insta
 }
 
 /// Reports what a dropped endpoint could not hand over.
-pub(super) fn report(ranks: &BTreeSet<u32>) {
+fn report(ranks: &BTreeSet<u32>) {
     if !ranks.is_empty() {
         tracing::warn!(?ranks, "an endpoint was dropped before ranks had taken what was sent");
     }

@@ -84,25 +84,28 @@
 //! [`start_send`](Communicator::start_send) too needs no polling. Bytes that are borrowed
 //! ([`send`](Communicator::send)) are only read while its future is polled: do not leave it alone half way.
 
+mod agreement;
 mod communicator;
 mod context;
 mod endpoint;
 mod error;
 mod exchange;
+mod hosted_engine;
 mod in_place;
 mod join;
+mod lease;
 mod linger;
+mod received;
 mod request;
 mod set;
 mod watch;
 
-pub use communicator::{
-    Communicator, Message, PersistentReceive, PersistentSend, SourceFilter, TagFilter,
-};
+pub use communicator::{Communicator, PersistentReceive, PersistentSend, SourceFilter, TagFilter};
 pub use endpoint::Endpoint;
 pub use error::{MessageError, MessageErrorKind};
 pub use in_place::{LoanedMessage, MessageView};
 pub use join::JoinError;
 pub use linger::CloseError;
+pub use received::Message;
 pub use request::{Matched, ReceiveRequest, SendRequest};
 pub use set::{Ended, RequestOutcome, RequestSet};

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Message, MessageError, ReceiveRequest, SendRequest, endpoint::EndpointInner,
+    Message, MessageError, ReceiveRequest, SendRequest, hosted_engine::EndpointInner,
     request::UntilReady,
 };
 use crate::{

@@ -1,4 +1,4 @@
-//! Watches how the other ranks of a world fare, without a task.
+//! A future that needs no task.
 
 use std::{
     fmt,
@@ -7,9 +7,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::{Context, Wake, Waker},
 };
-
-use super::endpoint::EndpointInner;
-use crate::{vi::Provider, world::World};
 
 type Driven = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -28,7 +25,7 @@ struct WatchState {
 
 impl Watch {
     /// Polls a future for the first time.
-    fn start(future: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
+    pub(super) fn start(future: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
         let future: Driven = Box::pin(future);
         let state = WatchState { future: Some(future), is_woken: true };
         let this = Arc::new(Self { state: Mutex::new(state) });
@@ -76,19 +73,6 @@ impl Wake for WatchWaker {
             watch.poll();
         }
     }
-}
-
-/// Tells an endpoint which ranks of its world have ended, until the endpoint or the world is gone.
-pub(super) fn watch<P: Provider>(world: &World, inner: Weak<EndpointInner<P>>) -> Arc<Watch> {
-    let mut events = world.events();
-    Watch::start(async move {
-        while let Ok(event) = events.next().await {
-            if event.is_loss() {
-                let Some(inner) = inner.upgrade() else { return };
-                inner.drop_with(|engine| engine.rank_is_gone(event.rank().0));
-            }
-        }
-    })
 }
 
 #[cfg(test)]
