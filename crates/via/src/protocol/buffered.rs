@@ -5,23 +5,14 @@ use std::{io::IoSlice, task::Poll};
 use super::{
     MessageEngine, RequestError, RequestId, SendError,
     payload::{copy_range, total},
-    request::SendRequest,
-    set::ReadyList,
+    request::{ReadyList, RequestEntry, SendRequest},
+    state::SendBuffer,
     to_u64, to_usize,
 };
-use crate::{protocol::request::RequestEntry, vi::Provider};
+use crate::vi::Provider;
 
 /// The most completions that a poll takes.
 const BUDGET: usize = 64;
-
-/// The buffer of one context.
-#[derive(Debug)]
-pub(super) struct SendBuffer {
-    bytes_max: u64,
-    used: u64,
-    /// The name by which its waiter is woken.
-    name: u64,
-}
 
 impl<P: Provider> MessageEngine<P> {
     /// Gives a context a buffer of its own for sends in buffered mode. Returns `false` if it has one.

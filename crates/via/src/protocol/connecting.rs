@@ -21,12 +21,11 @@ use std::time::Duration;
 use vigie_detect::Instant;
 
 use super::{
-    EngineError, EngineEvent, MessageEngine,
-    engine::region_attributes,
-    greeting,
+    EngineError, EngineEvent, MessageEngine, greeting,
     link::{self, LocalResources, cookie_of},
-    peer::{Peer, PeerLink},
+    peer::{Approach, Peer, PeerLink},
     reliable::UnreliableLink,
+    state::region_attributes,
 };
 use crate::{
     auth::Secret,
@@ -40,20 +39,6 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(1);
 /// The number of times that a rank is called again before it counts as unreachable: for some two seconds.
 const TRIES_MAX: u32 = 36;
-
-/// The stage of a connection that is made on demand, between this rank and another one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Approach {
-    /// Nothing is under way.
-    #[default]
-    Apart,
-    /// This rank has called, for the `tries`th time. `held`: meanwhile the other one, whose rank is lower, has called too.
-    Calling { tries: u32, held: Option<RequestId> },
-    /// This rank has accepted the other one's call.
-    Answering,
-    /// The last attempt failed; the next one is at `until`.
-    Pausing { tries: u32, until: Instant },
-}
 
 impl Peer {
     /// Returns whether messages can be sent to this peer.

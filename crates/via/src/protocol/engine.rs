@@ -10,25 +10,22 @@ use vigie_detect::{ArmOutcome, Instant};
 
 use super::{
     EngineConfig, EngineError, RequestId,
-    buffered::SendBuffer,
     config::FRAME_BYTES_MIN,
     greeting,
     incoming::{ArrivedFrame, DirectReceive, Origin},
     link::{self, COOKIE_STAGED, SendOutcome, Staging, rank_of},
+    loopback::{LoopbackItem, LoopbackLink},
     matching::{PostedReceives, UnexpectedMessages},
     payload::{Discard, Sink},
-    peer::{LoopbackItem, LoopbackLink, Peer, PeerLink, reliable},
-    receive::{UNATTENDED_AFTER, UnattendedMessage},
+    peer::{Peer, PeerLink, reliable},
+    receive::UNATTENDED_AFTER,
     reliable::{ErrorControlCounters, HEADER_BYTES},
-    request::{IncomingMessage, RequestEntry},
+    state::{BrokenPeer, EngineEvent, MessageCounters, MessageEngine, region_attributes},
     to_u64,
 };
 use crate::{
     slots::Slots,
-    vi::{
-        Completion, CqId, DisconnectReason, MemoryAttributes, NicAttributes, NicEvent,
-        ProtectionTag, Provider, Queue, RegistrationCache, ViError,
-    },
+    vi::{Completion, DisconnectReason, NicEvent, Provider, Queue, RegistrationCache, ViError},
 };
 
 /// The most completions that one call takes.
@@ -36,125 +33,6 @@ const BUDGET: usize = 64;
 
 /// Connection requests that may wait for the consumer's answer, beyond those that the ranks need.
 const REQUESTS_MAX: usize = 64;
-
-/// An event of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum EngineEvent {
-    /// A peer wants to connect: [`MessageEngine::accept`] it, or reject it at the NIC.
-    Requested {
-        /// Names the request.
-        request: crate::vi::RequestId,
-        /// The rank that it claims to be, if its greeting is one of this protocol.
-        rank: Option<u32>,
-        /// The discriminator that was listened for.
-        discriminator: Vec<u8>,
-    },
-    /// A rank is connected: you can send to it.
-    Connected {
-        /// The rank.
-        rank: u32,
-    },
-    /// No connection to a rank could be made: try again, or give it up.
-    Refused {
-        /// The rank.
-        rank: u32,
-        /// The reason.
-        reason: DisconnectReason,
-    },
-    /// A rank has failed; everything that waited for it has ended with an error.
-    Failed {
-        /// The rank.
-        rank: u32,
-        /// The reason.
-        reason: DisconnectReason,
-    },
-}
-
-/// Counters of an engine's work so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MessageCounters {
-    /// Messages that were sent.
-    pub messages_sent: u64,
-    /// Messages whose first frame arrived.
-    pub messages_received: u64,
-    /// Of these, those that found no posted receive.
-    pub unexpected: u64,
-    /// Of the unexpected ones, those in ready mode.
-    pub ready_unexpected: u64,
-    /// Frames that found no credit when they were due.
-    pub blocked: u64,
-    /// The number of times that a peer was told to pause.
-    pub pauses: u64,
-    /// Messages that were read from the sender's memory in one copy.
-    pub remote_reads: u64,
-}
-
-/// The message engine of one rank.
-///
-/// # Source
-/// [via-lam, §4].
-#[derive(Debug)]
-pub struct MessageEngine<P: Provider> {
-    pub(super) nic: P,
-    pub(super) cq: CqId,
-    /// The tag of memory that belongs to no peer: no VI has it.
-    pub(super) pool_tag: ProtectionTag,
-    pub(super) rank: u32,
-    pub(crate) config: EngineConfig,
-    pub(super) attributes: NicAttributes,
-    pub(super) peers: Vec<Peer>,
-    pub(super) staging: Staging,
-    pub(super) registrations: RegistrationCache,
-    pub(super) requests: Slots<RequestEntry>,
-    pub(super) messages: Slots<IncomingMessage>,
-    pub(super) posted: PostedReceives,
-    pub(super) unexpected: UnexpectedMessages,
-    /// Requests that became ready while their owners were not polling.
-    pub(super) ready: Vec<RequestId>,
-    /// Receives without an owner whose message has come.
-    pub(super) forgotten: Vec<u64>,
-    /// Peers for which something waits to be sent.
-    pub(super) listed: Vec<u32>,
-    /// Peers that may be owed credits.
-    touched: Vec<u32>,
-    pub(super) now: Instant,
-    pub(super) buffered_bytes: u64,
-    /// The buffers of contexts that have one of their own.
-    pub(super) buffers: BTreeMap<u16, SendBuffer>,
-    /// The bytes of sends that are done for their owners and wait here for their receives.
-    pub(super) held_bytes: u64,
-    /// Matched messages that arrive only when their receive is polled, and since when they have waited for that.
-    pub(super) unattended: Vec<UnattendedMessage>,
-    pub(super) counters: MessageCounters,
-    /// The ranks that have failed, in this order.
-    pub(super) failures: Vec<u32>,
-    /// Counts completions and frames, so that a waiter sees that work goes on.
-    pub(super) worked: u64,
-    pub(super) events: VecDeque<EngineEvent>,
-    /// The discriminator that the requests of ranks that connect on demand name.
-    pub(super) discriminator: Option<Vec<u8>>,
-    /// The ranks that are called again after a pause.
-    pub(super) pausing: Vec<u32>,
-    /// The number of events when they last kept the engine awake.
-    pub(super) events_reported: usize,
-    /// VIs that are broken, while data that had arrived over them may still have to be taken.
-    pub(super) broken: Vec<BrokenPeer>,
-}
-
-/// A connection that has ended.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BrokenPeer {
-    pub(super) rank: u32,
-    reason: DisconnectReason,
-    /// The value of [`MessageEngine::worked`] by which everything that had arrived has certainly been taken.
-    until: u64,
-}
-
-pub(super) fn region_attributes(tag: ProtectionTag, allows_write: bool) -> MemoryAttributes {
-    MemoryAttributes { allows_write, ..MemoryAttributes::private(tag) }
-}
 
 impl<P: Provider> MessageEngine<P> {
     /// Makes the engine of `rank` among `size` ranks, on its own NIC.

@@ -7,13 +7,13 @@ use super::{
         Control, ENVELOPE_BYTES, Envelope, FLAG_ANNOUNCED, FLAG_KEY, FLAG_LAST, FLAG_READY,
         FLAG_SYNCHRONOUS, FrameKind, OPENING_BYTES, Opening,
     },
-    loan::View,
     matching::{Label, Pattern},
     payload::{Discard, Sink, put},
     peer::{reliable, reliable_mut},
-    receive::UnattendedMessage,
     request::{IncomingMessage, MessagePart, ReceiveState, RequestEntry, Status},
+    state::UnattendedMessage,
     to_u64, to_usize,
+    view::View,
 };
 use crate::{
     slots::SlotKey,

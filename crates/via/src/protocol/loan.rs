@@ -11,6 +11,7 @@ use super::{
     payload::Discard,
     peer::{PeerLink, reliable_mut},
     to_u64, to_usize,
+    view::{View, check},
 };
 use crate::vi::{Memory, OutOfBounds, Provider};
 
@@ -34,17 +35,6 @@ enum LoanStorage {
     Buffer,
     /// Memory of this process, from which frames are made.
     Heap,
-}
-
-fn outside(offset: u64, length: usize, size: u64) -> OutOfBounds {
-    OutOfBounds { offset, length: to_u64(length), size }
-}
-
-fn check(offset: u64, length: usize, size: u64) -> Result<(), OutOfBounds> {
-    match offset.checked_add(to_u64(length)) {
-        Some(end) if end <= size => Ok(()),
-        _ => Err(outside(offset, length, size)),
-    }
 }
 
 impl Loan {
@@ -98,51 +88,6 @@ pub enum Committed {
     Pending(super::RequestId),
     /// Earlier messages wait, or there is no credit: commit the loan again when there was progress.
     Busy(Loan),
-}
-
-/// A message that you read in place. [`MessageEngine::release`] gives the piece of the area back.
-#[derive(Debug)]
-#[must_use = "a view that is not released keeps a piece of the area, for which its sender may wait"]
-pub struct View {
-    rank: u32,
-    memory: Memory,
-    offset: u64,
-    length: u32,
-    hold: Hold,
-}
-
-impl View {
-    /// Returns the message's length, in bytes.
-    #[must_use]
-    pub const fn len(&self) -> u64 {
-        self.length as u64
-    }
-
-    /// Returns whether the message is empty.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Reads a part of the message. Its sender can still change it: read once what you check.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`].
-    #[inline]
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
-        check(offset, bytes.len(), self.len())?;
-        self.memory.read(self.offset + offset, bytes)
-    }
-
-    pub(super) const fn new(
-        rank: u32,
-        memory: Memory,
-        offset: u64,
-        length: u32,
-        hold: Hold,
-    ) -> Self {
-        Self { rank, memory, offset, length, hold }
-    }
 }
 
 impl<P: Provider> MessageEngine<P> {

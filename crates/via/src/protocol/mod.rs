@@ -45,6 +45,7 @@ mod greeting;
 mod incoming;
 mod link;
 mod loan;
+mod loopback;
 mod matching;
 mod payload;
 mod peer;
@@ -54,19 +55,22 @@ mod rendezvous;
 mod request;
 mod send;
 mod set;
+mod state;
+mod view;
 mod waiting;
 
 pub use config::{EngineConfig, EngineError, RequestError, SendError};
-pub use engine::{EngineEvent, MessageCounters, MessageEngine};
 /// For the tests of this workspace, which send what an engine would not.
 #[doc(hidden)]
 pub use envelope::{Control, Envelope, FrameKind, Opening};
-pub use loan::{Committed, Loan, View};
+pub use loan::{Committed, Loan};
 pub use matching::{Label, Pattern};
 pub(crate) use payload::put_all;
 pub use payload::{Discard, Layout, Payload, Scattered, Sink};
 pub use reliable::ErrorControlCounters;
 pub use request::{CancelState, RequestId, SendMode, SendState, Status};
+pub use state::{EngineEvent, MessageCounters, MessageEngine};
+pub use view::View;
 pub(crate) use waiting::Begun;
 
 /// Converts a byte count to the type of lengths on the wire.

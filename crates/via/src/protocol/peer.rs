@@ -6,15 +6,14 @@ use vigie_detect::Instant;
 
 use super::{
     config::ANNOUNCED_MAX,
-    connecting::Approach,
     envelope::Control,
     link::{LocalResources, ReliableLink, SendOutcome, Staging},
+    loopback::{LoopbackItem, LoopbackLink},
     reliable::UnreliableLink,
-    to_u64,
 };
 use crate::{
     auth::Secret,
-    vi::{Address, DisconnectReason, ProtectionTag, Provider, ViId},
+    vi::{Address, DisconnectReason, ProtectionTag, Provider, RequestId, ViId},
 };
 
 /// The link to a rank.
@@ -36,50 +35,18 @@ pub(super) enum PeerLink {
     Loopback(LoopbackLink),
 }
 
-/// Something that a rank sent to itself.
-#[derive(Debug)]
-pub(super) enum LoopbackItem {
-    Frame(Vec<u8>),
-    Control(Control),
-}
-
-/// Frames from a rank to itself: the same protocol, without a VI.
-#[derive(Debug, Default)]
-pub(super) struct LoopbackLink {
-    items: VecDeque<LoopbackItem>,
-    bytes: u64,
-    bytes_max: u64,
-}
-
-impl LoopbackLink {
-    pub(super) fn new(bytes_max: u32) -> Self {
-        Self { bytes_max: u64::from(bytes_max), ..Self::default() }
-    }
-
-    fn send_frame(&mut self, slices: &[IoSlice<'_>], length: u32) -> SendOutcome {
-        if self.bytes + u64::from(length) > self.bytes_max {
-            return SendOutcome::Blocked;
-        }
-        let mut frame = Vec::with_capacity(length as usize);
-        for slice in slices {
-            frame.extend_from_slice(slice);
-        }
-        self.bytes += to_u64(frame.len());
-        self.items.push_back(LoopbackItem::Frame(frame));
-        SendOutcome::Done
-    }
-
-    pub(super) fn take(&mut self) -> Option<LoopbackItem> {
-        let item = self.items.pop_front()?;
-        if let LoopbackItem::Frame(frame) = &item {
-            self.bytes -= to_u64(frame.len());
-        }
-        Some(item)
-    }
-
-    pub(super) fn is_idle(&self) -> bool {
-        self.items.is_empty()
-    }
+/// The stage of a connection that is made on demand, between this rank and another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Approach {
+    /// Nothing is under way.
+    #[default]
+    Apart,
+    /// This rank has called, for the `tries`th time. `held`: meanwhile the other one, whose rank is lower, has called too.
+    Calling { tries: u32, held: Option<RequestId> },
+    /// This rank has accepted the other one's call.
+    Answering,
+    /// The last attempt failed; the next one is at `until`.
+    Pausing { tries: u32, until: Instant },
 }
 
 /// The state that the engine keeps for one rank.
@@ -287,34 +254,6 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn send(own: &mut LoopbackLink, bytes: &[&[u8]]) -> SendOutcome {
-        let slices: Vec<_> = bytes.iter().map(|bytes| IoSlice::new(bytes)).collect();
-        let length = bytes.iter().map(|bytes| bytes.len()).sum::<usize>();
-        own.send_frame(&slices, u32::try_from(length).expect("short"))
-    }
-
-    /// Goal: frames to oneself arrive whole and in order, and no more of them wait than the bound, to the byte.
-    /// Method: frames that fill it exactly, one byte more, and again after one was taken.
-    #[test]
-    fn frames_to_oneself_are_bounded() {
-        let mut own = LoopbackLink::new(10);
-        assert!(own.is_idle() && own.take().is_none());
-        assert_eq!(send(&mut own, &[b"abc", b"d"]), SendOutcome::Done);
-        assert_eq!(send(&mut own, &[b"1234567"]), SendOutcome::Blocked);
-        assert_eq!(send(&mut own, &[b"123456"]), SendOutcome::Done);
-        assert_eq!(send(&mut own, &[b"x"]), SendOutcome::Blocked);
-        own.items.push_back(LoopbackItem::Control(Control::Pause));
-        assert!(!own.is_idle());
-        assert!(matches!(own.take(), Some(LoopbackItem::Frame(frame)) if frame == b"abcd"));
-        assert_eq!(send(&mut own, &[b"12345"]), SendOutcome::Blocked);
-        assert_eq!(send(&mut own, &[b"1234"]), SendOutcome::Done);
-        assert!(matches!(own.take(), Some(LoopbackItem::Frame(frame)) if frame == b"123456"));
-        assert!(matches!(own.take(), Some(LoopbackItem::Control(Control::Pause))));
-        assert!(matches!(own.take(), Some(LoopbackItem::Frame(frame)) if frame == b"1234"));
-        assert!(own.is_idle());
-        assert_eq!(send(&mut own, &[b"0123456789"]), SendOutcome::Done, "nothing counts any more");
-    }
 
     /// Goal: a message is sent at once only with none before it, and a peer counts as having work while
     /// anything can be done for it. Method: each thing that can wait alone, with and without a pause.

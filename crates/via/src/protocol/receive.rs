@@ -26,24 +26,6 @@ pub(super) const UNATTENDED_AFTER: Duration = Duration::from_millis(1);
 /// polls them one after the other: without this, the engine would copy those at the end of the row to the heap first.
 const PASSED_OVER_MAX: Duration = Duration::from_millis(50);
 
-/// A matched message that arrives only when its receive is polled.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct UnattendedMessage {
-    message: u64,
-    /// Since when its owner has neither polled it nor received from its sender. `None`: the clock was not read yet.
-    pub(super) since: Option<Instant>,
-    /// Since when its owner has not polled it.
-    found: Option<Instant>,
-    /// What [`Peer::taken`](super::peer::Peer) of its sender was at `since`.
-    taken: u64,
-}
-
-impl UnattendedMessage {
-    pub(super) const fn new(message: u64) -> Self {
-        Self { message, since: None, found: None, taken: 0 }
-    }
-}
-
 /// The beginning of a message that is taken to the heap.
 struct Kept {
     bytes: Vec<u8>,

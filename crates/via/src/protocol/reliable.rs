@@ -14,7 +14,7 @@ use super::{
     EngineConfig,
     envelope::{CONTROL_BYTES, Control},
     link::{LocalResources, PeerParameters, SendOutcome, Staging},
-    peer::LoopbackItem,
+    loopback::LoopbackItem,
     to_u64,
 };
 use crate::vi::{

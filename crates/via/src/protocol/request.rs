@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use super::{
     RequestError,
     matching::{Label, NodeId, Pattern},
-    set::{ReadyList, SetMember},
     to_u64,
 };
 use crate::vi::{Memory, Registered, RemoteKey};
@@ -91,6 +90,25 @@ pub enum CancelState {
     Asked,
     /// It is too late: poll the request as before.
     TooLate,
+}
+
+/// The requests of a set that may have made progress.
+#[derive(Debug, Default)]
+pub(super) struct ReadyList {
+    pub(super) keys: VecDeque<u64>,
+}
+
+/// The record that a request keeps of its set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SetMember {
+    /// Zero if it is in none.
+    pub(super) set: u64,
+    /// It is on the set's list, which therefore has each request once.
+    pub(super) is_listed: bool,
+}
+
+impl SetMember {
+    pub(super) const NONE: Self = Self { set: 0, is_listed: false };
 }
 
 #[derive(Debug)]

@@ -11,8 +11,7 @@ use super::{
     link::SendOutcome,
     payload::{SLICES_MAX, copy_range, gather, total},
     peer::{Peer, PeerLink},
-    request::{RequestEntry, SendBody, SendPhase, SendRequest},
-    set::SetMember,
+    request::{RequestEntry, SendBody, SendPhase, SendRequest, SetMember},
     to_u64, to_usize,
 };
 use crate::{

@@ -3,35 +3,14 @@
 //! A request that becomes ready is put on its set's list, and the set's waiter is named instead of its own: a wait for any of
 //! thousands of requests looks at those that are ready, and at no other.
 
-use std::collections::VecDeque;
-
 use super::{
     CancelState, MessageEngine, RequestId,
-    request::{ReceiveState, RequestEntry},
+    request::{ReadyList, ReceiveState, RequestEntry, SetMember},
 };
 use crate::vi::Provider;
 
 /// The most completions that a look at a set takes.
 const BUDGET: usize = 64;
-
-/// The requests of a set that may have made progress.
-#[derive(Debug, Default)]
-pub(super) struct ReadyList {
-    keys: VecDeque<u64>,
-}
-
-/// The record that a request keeps of its set.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SetMember {
-    /// Zero if it is in none.
-    set: u64,
-    /// It is on the set's list, which therefore has each request once.
-    is_listed: bool,
-}
-
-impl SetMember {
-    pub(super) const NONE: Self = Self { set: 0, is_listed: false };
-}
 
 impl<P: Provider> MessageEngine<P> {
     /// Makes an empty set. It counts among what the engine [keeps](Self::kept) until it is closed.

@@ -7,7 +7,7 @@ use crate::{
         tests::{Pair, small, tagged},
     },
     sim::{FaultPlan, SimNetwork, SimNic},
-    vi::{Reliability, ViId},
+    vi::{NicAttributes, Reliability, ViId},
 };
 
 /// Returns rank 0 of three that are not connected.
