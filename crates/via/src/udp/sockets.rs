@@ -216,7 +216,7 @@ impl SocketSet {
     }
 
     /// Returns a descriptor that is readable when a datagram has arrived, once the set is
-    /// [watched](Self::watch).
+    /// [armed](Self::arm).
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

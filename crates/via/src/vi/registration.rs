@@ -183,7 +183,7 @@ impl RegistrationCache {
     }
 
     /// Registers memory, unless it is already registered with these attributes, as a buffer of
-    /// [`allocate`](Self::allocate) is.
+    /// [`allocate`](Self::buffer) is.
     ///
     /// # Errors
     /// The NIC's, if it still fails after everything that is not in use was removed.
