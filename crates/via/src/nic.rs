@@ -151,8 +151,8 @@ impl<P: Provider> Engine for NicEngine<P> {
         self.provider.can_announce()
     }
 
-    fn attach(&mut self, bell: Notifier) -> io::Result<()> {
-        self.provider.attach_notifier(bell);
+    fn attach(&mut self, notifier: Notifier) -> io::Result<()> {
+        self.provider.attach_notifier(notifier);
         Ok(())
     }
 }

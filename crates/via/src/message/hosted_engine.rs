@@ -169,8 +169,8 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
         self.engine.nic().can_announce()
     }
 
-    fn attach(&mut self, bell: Notifier) -> io::Result<()> {
-        self.engine.nic_mut().attach_notifier(bell);
+    fn attach(&mut self, notifier: Notifier) -> io::Result<()> {
+        self.engine.nic_mut().attach_notifier(notifier);
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 
 use std::{collections::VecDeque, io::IoSlice, time::Duration};
 
+use crc32c::crc32c;
 use vigie_detect::Instant;
 
 use super::{
@@ -38,31 +39,6 @@ const FRAME: u32 = 1;
 const CONTROL: u32 = 2;
 const ACK: u32 = 3;
 
-const TABLE: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut index = 0;
-    while index < 256 {
-        #[expect(clippy::cast_possible_truncation, reason = "below 256")]
-        let mut value = index as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            value = if value & 1 == 1 { value >> 1 ^ 0x82f6_3b78 } else { value >> 1 };
-            bit += 1;
-        }
-        table[index] = value;
-        index += 1;
-    }
-    table
-};
-
-/// Returns the CRC-32C of some bytes.
-fn checksum(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0, |sum, byte| {
-        let [low, ..] = sum.to_le_bytes();
-        TABLE[usize::from(low ^ byte)] ^ sum >> 8
-    })
-}
-
 /// The header that precedes the bytes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ReliableHeader {
@@ -84,7 +60,7 @@ impl ReliableHeader {
         bytes[16..24].copy_from_slice(&self.number.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.acknowledged.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.selective.to_le_bytes());
-        let sum = checksum(&bytes[4..]);
+        let sum = crc32c(&bytes[4..]);
         bytes[..4].copy_from_slice(&sum.to_le_bytes());
     }
 
@@ -378,7 +354,7 @@ impl UnreliableLink {
         let mut sum = [0; 4];
         sum.copy_from_slice(&bytes[..4]);
         let is_whole =
-            checksum(&bytes[4..]) == u32::from_le_bytes(sum) && bytes[..HEADER_BYTES] == head;
+            crc32c(&bytes[4..]) == u32::from_le_bytes(sum) && bytes[..HEADER_BYTES] == head;
         if !is_whole || (header.kind == ACK) != is_ack {
             self.counters.damaged += 1;
             return Ok(());

@@ -305,7 +305,7 @@ impl Shm {
                             if connection.wakeup_count <= sleep_count {
                                 continue;
                             }
-                            "more bells than sleeps"
+                            "more wake-ups than sleeps"
                         }
                         (Ok(ControlPacket::Revoke { key }), []) => match connection.unmap(key) {
                             Ok(()) => continue,

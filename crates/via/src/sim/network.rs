@@ -89,7 +89,7 @@ impl NetworkState {
     pub(super) fn wake_host(&mut self, nic: NicIndex) {
         let nic = &mut self.nics[nic];
         if nic.armed_until.take().is_some() {
-            self.pending_wakes.extend(nic.bell.clone());
+            self.pending_wakes.extend(nic.notifier.clone());
         }
     }
 
@@ -351,7 +351,7 @@ pub(super) fn lock(world: &Mutex<NetworkState>) -> Locked<'_> {
 
 /// A locked world. Dropping it wakes the hosts that were marked meanwhile.
 ///
-/// Lock order: a world's lock comes after that of the engine whose NIC is used. A bell takes only a lock
+/// Lock order: a world's lock comes after that of the engine whose NIC is used. A notifier takes only a lock
 /// of the server, under which no other lock is taken. The thread that rings may therefore hold the lock
 /// of any engine, including the one woken, but does not hold the world's.
 pub(super) struct Locked<'a> {

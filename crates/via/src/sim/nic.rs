@@ -270,12 +270,12 @@ impl Provider for SimNic {
         if is_due || nic.has_news() {
             return Ok(ArmOutcome::Ready);
         }
-        nic.armed_until = nic.bell.is_some().then_some(due.unwrap_or(Instant::MAX));
+        nic.armed_until = nic.notifier.is_some().then_some(due.unwrap_or(Instant::MAX));
         Ok(ArmOutcome::Armed)
     }
 
-    fn attach_notifier(&mut self, bell: Notifier) {
-        self.lock().nics[self.id.0].bell = Some(bell);
+    fn attach_notifier(&mut self, notifier: Notifier) {
+        self.lock().nics[self.id.0].notifier = Some(notifier);
     }
 
     fn can_announce(&self) -> bool {

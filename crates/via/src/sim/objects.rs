@@ -30,7 +30,7 @@ pub(super) struct Nic {
     /// Events that occurred while it was frozen.
     pub(super) held: Vec<SimEvent>,
     /// Wakes its host, if it has one that sleeps.
-    pub(super) bell: Option<Notifier>,
+    pub(super) notifier: Option<Notifier>,
     /// The time until which its host believes it may sleep: armed, and not woken since.
     pub(super) armed_until: Option<Instant>,
 }
@@ -50,7 +50,7 @@ impl Nic {
             has_crashed: false,
             is_frozen: false,
             held: Vec::new(),
-            bell: None,
+            notifier: None,
             armed_until: None,
         }
     }

@@ -57,23 +57,23 @@ impl<const FAULT: u8> SleepWord for Word<FAULT> {
 /// The socket, in the sleeper's epoll: wake-ups stay until they are taken. A sleeper that is never
 /// notified is a deadlock, which loom reports.
 struct Socket {
-    bells: Mutex<u64>,
+    wakeups: Mutex<u64>,
     notified: Condvar,
 }
 
 impl Socket {
     fn ring(&self) {
-        *self.bells.lock().expect("not poisoned") += 1;
+        *self.wakeups.lock().expect("not poisoned") += 1;
         self.notified.notify_one();
     }
 
     /// Sleeps until there is a wake-up, and takes it.
     fn sleep(&self) -> u64 {
-        let mut bells = self.bells.lock().expect("not poisoned");
-        while *bells == 0 {
-            bells = self.notified.wait(bells).expect("not poisoned");
+        let mut wakeups = self.wakeups.lock().expect("not poisoned");
+        while *wakeups == 0 {
+            wakeups = self.notified.wait(wakeups).expect("not poisoned");
         }
-        std::mem::take(&mut *bells)
+        std::mem::take(&mut *wakeups)
     }
 }
 
@@ -81,7 +81,7 @@ impl Socket {
 /// found all.
 fn delivers<const FAULT: u8>(count: u64) {
     let word = Arc::new(Word::<FAULT>(AtomicU64::new(0)));
-    let socket = Arc::new(Socket { bells: Mutex::new(0), notified: Condvar::new() });
+    let socket = Arc::new(Socket { wakeups: Mutex::new(0), notified: Condvar::new() });
     let published = Arc::new(AtomicU64::new(0));
     let sender = {
         let (word, socket, published) = (word.clone(), socket.clone(), published.clone());
@@ -99,7 +99,7 @@ fn delivers<const FAULT: u8>(count: u64) {
         })
     };
     let mut sleeper = Sleeper::default();
-    let mut bells = 0;
+    let mut wakeups = 0;
     loop {
         let seen = published.load(Ordering::Acquire);
         if seen == count {
@@ -108,15 +108,15 @@ fn delivers<const FAULT: u8>(count: u64) {
         sleeper.fall_asleep(&*word).expect("no kernel is asked");
         // The second poll: nothing has arrived since.
         if FAULT == SECOND_LOOK || published.load(Ordering::Acquire) == seen {
-            bells += socket.sleep();
+            wakeups += socket.sleep();
         }
         // `connection.wakeup_count` is compared with this: a peer that notifies more often is cut off.
-        assert!(bells <= sleeper.sleep_count(), "more bells than sleeps");
+        assert!(wakeups <= sleeper.sleep_count(), "more wake-ups than sleeps");
         sleeper.wake_up(&*word);
     }
     sender.join().expect("no panic");
-    let left = *socket.bells.lock().expect("not poisoned");
-    assert!(bells + left <= sleeper.sleep_count(), "more bells than sleeps");
+    let left = *socket.wakeups.lock().expect("not poisoned");
+    assert!(wakeups + left <= sleeper.sleep_count(), "more wake-ups than sleeps");
 }
 
 #[test]

@@ -67,15 +67,15 @@ fn sealed(kind: u32, number: u64, payload: &[u8]) -> Vec<u8> {
 /// Goal: the checksum is CRC-32C. Method: the check value of its definition, and any flipped bit.
 #[test]
 fn the_checksum_is_crc32c() {
-    assert_eq!(checksum(b"123456789"), 0xe306_9283);
+    assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     let mut bytes = [7; HEADER_BYTES];
     ReliableHeader { kind: 1, length: 2, number: 3, acknowledged: 4, selective: 5 }
         .seal(&mut bytes);
-    let sum = checksum(&bytes[4..]);
+    let sum = crc32c(&bytes[4..]);
     for bit in 32..HEADER_BYTES * 8 {
         let mut damaged = bytes;
         damaged[bit / 8] ^= 1 << (bit % 8);
-        assert_ne!(checksum(&damaged[4..]), sum, "bit {bit}");
+        assert_ne!(crc32c(&damaged[4..]), sum, "bit {bit}");
     }
 }
 

@@ -68,7 +68,7 @@ fn connections() {
 #[test]
 fn floods() {
     for (what, fault) in [
-        (Flood::Wakeups, "more bells than sleeps"),
+        (Flood::Wakeups, "more wake-ups than sleeps"),
         (Flood::Grants, "more memory granted than is allowed"),
         (Flood::Addresses, "more memory granted than is allowed"),
         (Flood::Unsealed, "a file that is not sealed against shrinking"),
