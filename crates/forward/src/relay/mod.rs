@@ -35,6 +35,7 @@ mod balance;
 mod buffers;
 mod check;
 mod chooser;
+mod connecting;
 mod connection;
 mod counters;
 mod endpoint;
@@ -52,6 +53,7 @@ mod relay;
 mod resources;
 mod session;
 mod settings;
+mod shared;
 mod stream;
 mod sys;
 mod target;
@@ -79,8 +81,10 @@ pub use self::{
     framed::{FrameError, FrameHeader, FrameMode, Framing, LengthFormat},
     listener::RelayListener,
     proxy::{AddressRange, ProxyError, ProxyHeader, ProxyParse},
-    relay::{ConnectionTask, Drained, Relay, RelayHandle},
+    relay::{ConnectionTask, Relay, RelayHandle},
     settings::{BindError, RelayBuilder},
-    target::{TargetState, TargetStats, Upstream},
+    shared::Drained,
+    target::{TargetState, TargetStats},
     udp::{UdpRelay, UdpRelayBuilder, UdpRelayHandle, UdpRelayListener, UdpRelayStats},
+    upstream::Upstream,
 };

@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    net::IpAddr,
     os::fd::OwnedFd,
     pin::{Pin, pin},
     sync::{
@@ -15,26 +14,26 @@ use std::{
 
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
-use vigie_detect::{Instant, Server};
+use vigie_detect::Server;
 
 use super::{
     access::{SourcePermit, Sources},
     balance::Balancer,
-    check,
-    connection::Connection,
+    check, connecting,
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
-    listener::{RelayListener, WeakListener},
+    listener::RelayListener,
     names,
     peer_stream::{PeerStream, PendingClient},
     proxy::ProxyHeader,
     resources::RelayResources,
     session::Session,
-    settings::RelayBuilder,
-    target::{Target, TargetStats, TargetUse, Targets, Upstream},
-    upstream,
-    wait::{Either, is_exhausted, select, timeout, timeout_at},
+    settings::{BindError, RelayBuilder},
+    shared::{Drained, Opening, RelayShared, TargetGroup},
+    target::{TargetStats, TargetUse, Targets},
+    upstream::Upstream,
+    wait::{Either, is_exhausted, select, timeout},
 };
 
 /// A relay that listens, and forwards once [`serve`](Self::serve) is polled.
@@ -90,61 +89,10 @@ pub struct Relay {
 /// are tasks of the [checks](RelayBuilder::check) and of [names](super::Upstream::named), which end with the relay.)
 pub type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The result of a drain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Drained {
-    /// Connections that ended on their own after the drain began.
-    pub finished: u64,
-    /// Connections cut at the deadline.
-    pub cut: u64,
-}
-
 /// A handle to observe and end a relay. Clones refer to the same relay.
 #[derive(Clone, Debug)]
 pub struct RelayHandle {
     shared: Arc<RelayShared>,
-}
-
-/// The state shared by all connections.
-#[derive(Debug)]
-pub(super) struct RelayShared {
-    pub(super) settings: RelayBuilder,
-    pub(super) resources: RelayResources,
-    /// The relay's own targets, then those of routes.
-    pub(super) groups: Vec<TargetGroup>,
-    /// Notified when a name has got other addresses.
-    pub(super) targets_changed: Arc<Notify>,
-    sources: Arc<Sources>,
-    /// Notified when a connection has ended and freed its descriptors.
-    pub(super) ended: Notify,
-    emptied: Notify,
-    /// Set before `cut` tells connections to end, so that they need not check at every poll.
-    is_cutting: AtomicBool,
-    cut: Notify,
-    /// The deadline of a drain, once one has begun.
-    draining: watch::Sender<Option<Instant>>,
-    /// Closed once the relay accepts no more.
-    accepting: watch::Sender<()>,
-    listener: WeakListener,
-    permits: Arc<Semaphore>,
-}
-
-/// Targets of which a client gets one.
-#[derive(Debug)]
-pub(super) struct TargetGroup {
-    pub(super) targets: Arc<Targets<Endpoint>>,
-    pub(super) balancer: Balancer,
-}
-
-/// What a client's target is told first, and which targets it may be.
-#[derive(Debug, Default)]
-pub(super) struct Opening {
-    /// An index of the groups.
-    pub(super) group: usize,
-    pub(super) header: Option<ProxyHeader>,
-    /// Bytes of the client that were read already.
-    pub(super) first: Vec<u8>,
 }
 
 /// The time for which accepting pauses for lack of descriptors, unless a connection ends before.
@@ -156,7 +104,7 @@ impl Relay {
         RelayBuilder::new(listen.into())
     }
 
-    pub(super) fn new(mut settings: RelayBuilder, server: &Server) -> io::Result<Self> {
+    fn new(mut settings: RelayBuilder, server: &Server) -> io::Result<Self> {
         let listener = match settings.listener.take() {
             Some(listener) => listener,
             None => RelayListener::bind_on(server, &settings.listen)?,
@@ -293,6 +241,32 @@ impl Relay {
     }
 }
 
+impl RelayBuilder {
+    /// Listens, watched by the current server.
+    ///
+    /// # Errors
+    /// As [`bind_on`](Self::bind_on), and [`vigie_detect::NoServer`] as an [`io::Error`].
+    pub fn bind(self) -> Result<Relay, BindError> {
+        let server = Server::current().map_err(|error| self.cannot_listen(error.into()))?;
+        self.bind_on(&server)
+    }
+
+    /// Listens; the listener and all connections are watched by `server`. Takes over the path of a Unix socket whose
+    /// listener is gone.
+    ///
+    /// # Errors
+    /// [`BindError`].
+    pub fn bind_on(self, server: &Server) -> Result<Relay, BindError> {
+        self.validate()?;
+        let endpoint = self.listen.clone();
+        Relay::new(self, server).map_err(|source| BindError::Listen { endpoint, source })
+    }
+
+    fn cannot_listen(&self, source: io::Error) -> BindError {
+        BindError::Listen { endpoint: self.listen.clone(), source }
+    }
+}
+
 impl RelayHandle {
     /// Returns the relay's counters.
     #[must_use]
@@ -341,58 +315,6 @@ impl RelayHandle {
 }
 
 impl RelayShared {
-    /// Waits for the remaining connections, and cuts them at the deadline.
-    async fn drained(&self) -> io::Result<Drained> {
-        let counters = &self.resources.counters;
-        let (active, cut) = (counters.active.value(), counters.cut.value());
-        let mut draining = self.draining.subscribe();
-        loop {
-            let Some(deadline) = *draining.borrow_and_update() else { break };
-            let waited = select(self.empty(), draining.changed());
-            match timeout_at(&self.resources.server, deadline, waited).await? {
-                Some(Either::Left(())) => break,
-                // The deadline has changed.
-                Some(Either::Right(_)) => {}
-                None => {
-                    // Release: a connection that is notified next sees it (acquire, in `Cut::poll`).
-                    self.is_cutting.store(true, Ordering::Release);
-                    self.cut.notify_waiters();
-                    self.empty().await;
-                    break;
-                }
-            }
-        }
-        let cut = counters.cut.value() - cut;
-        Ok(Drained { finished: active.saturating_sub(cut), cut })
-    }
-
-    /// Waits until no connection is left.
-    async fn empty(&self) {
-        loop {
-            let emptied = self.emptied.notified();
-            if self.resources.counters.active.value() == 0 {
-                return;
-            }
-            emptied.await;
-        }
-    }
-
-    /// Waits until connections are to be cut.
-    async fn cut_requested(&self) {
-        loop {
-            let cut = self.cut.notified();
-            if self.is_cutting.load(Ordering::Acquire) {
-                return;
-            }
-            cut.await;
-        }
-    }
-
-    /// All targets of the moment.
-    pub(super) fn targets(&self) -> Vec<Arc<Target<Endpoint>>> {
-        self.groups.iter().flat_map(|group| group.targets.list().to_vec()).collect()
-    }
-
     async fn relay(&self, mut client: PendingClient, reserved: OwnedFd) -> Result<(), RelayError> {
         let cut_requested = pin!(self.cut_requested());
         let mut cutting = Cut { cut_requested, waker: None, is_cutting: &self.is_cutting };
@@ -429,7 +351,7 @@ impl RelayShared {
         let connection = client.connection();
         let own = ProxyHeader::of(connection.addresses());
         let header = if self.is_trusted(connection) {
-            match upstream::accept_header(self, connection).await? {
+            match connecting::accept_header(self, connection).await? {
                 // The sender itself.
                 ProxyHeader::Local => own,
                 header => header,
@@ -451,47 +373,8 @@ impl RelayShared {
         let opening = Opening::default();
         let header = self.settings.sends_proxy.then_some(header);
         let opening = Opening { header, ..opening };
-        let connected = upstream::connect(self, address, &opening, Some(reserved)).await?;
+        let connected = connecting::connect(self, address, &opening, Some(reserved)).await?;
         Ok((connected, source, opening.first.len() as u64))
-    }
-
-    fn admit(&self, client: Option<IpAddr>) -> Result<SourcePermit, RelayError> {
-        let unknown = IpAddr::from([0, 0, 0, 0]);
-        if !self.settings.access.admits(client) {
-            return Err(RelayError::Denied { client: client.unwrap_or(unknown) });
-        }
-        let refused = || RelayError::OverSourceMax { client: client.unwrap_or(unknown) };
-        self.sources.admit(client).ok_or_else(refused)
-    }
-
-    fn is_trusted(&self, client: &Connection) -> bool {
-        let trusted = &self.settings.trusted;
-        match client {
-            Connection::Unix(_) => !trusted.is_empty(),
-            Connection::Tcp(stream) => stream
-                .peer_addr()
-                .is_ok_and(|peer| trusted.iter().any(|network| network.contains(peer.ip()))),
-        }
-    }
-
-    fn count(&self, ended: &Result<(), RelayError>) {
-        let counters = &self.resources.counters;
-        let counter = match ended {
-            Ok(()) => &counters.finished,
-            Err(RelayError::NoUpstream { .. }) => &counters.refused,
-            Err(RelayError::Denied { .. }) => &counters.denied,
-            Err(RelayError::OverSourceMax { .. }) => &counters.over_source_max,
-            Err(RelayError::Idle { .. }) => &counters.timed_out,
-            Err(RelayError::Frame { .. } | RelayError::Proxy(_)) => &counters.malformed,
-            #[cfg(feature = "tls")]
-            Err(RelayError::Tls(_)) => &counters.tls_clients_failed,
-            Err(RelayError::Cut) => &counters.cut,
-            Err(RelayError::Failed { .. } | RelayError::Torn { .. }) => &counters.reset,
-        };
-        counter.add(1);
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended before its time");
-        }
     }
 }
 

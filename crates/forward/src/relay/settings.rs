@@ -3,7 +3,6 @@
 use std::{io, net::SocketAddr, time::Duration};
 
 use thiserror::Error;
-use vigie_detect::Server;
 
 use super::{
     access::{AccessList, access_setters},
@@ -15,11 +14,10 @@ use super::{
     framed::{FrameMode, Framing},
     listener::RelayListener,
     proxy::AddressRange,
-    relay::Relay,
-    target::{Upstream, are_weights},
+    upstream::{Upstream, are_weights},
 };
 
-/// Builds a [`Relay`].
+/// Builds a [`Relay`](super::Relay).
 #[derive(Clone, Debug)]
 #[must_use = "`bind` makes the relay"]
 pub struct RelayBuilder {
@@ -179,21 +177,8 @@ impl RelayBuilder {
         own
     }
 
-    /// Listens, watched by the current server.
-    ///
-    /// # Errors
-    /// As [`bind_on`](Self::bind_on), and [`vigie_detect::NoServer`] as an [`io::Error`].
-    pub fn bind(self) -> Result<Relay, BindError> {
-        let server = Server::current().map_err(|error| self.cannot_listen(error.into()))?;
-        self.bind_on(&server)
-    }
-
-    /// Listens; the listener and all connections are watched by `server`. Takes over the path of a Unix socket whose
-    /// listener is gone.
-    ///
-    /// # Errors
-    /// [`BindError`].
-    pub fn bind_on(self, server: &Server) -> Result<Relay, BindError> {
+    /// Checks that a relay can have these settings.
+    pub(super) fn validate(&self) -> Result<(), BindError> {
         if self.upstreams.is_empty() && self.needs_upstreams() {
             return Err(BindError::NoUpstream);
         }
@@ -228,8 +213,7 @@ impl RelayBuilder {
             }
         }
 
-        let endpoint = self.listen.clone();
-        Relay::new(self, server).map_err(|source| BindError::Listen { endpoint, source })
+        Ok(())
     }
 
     /// Returns whether a client may have to be sent to the targets that belong to no route.
@@ -239,10 +223,6 @@ impl RelayBuilder {
             return router.needs_upstreams();
         }
         true
-    }
-
-    fn cannot_listen(&self, source: io::Error) -> BindError {
-        BindError::Listen { endpoint: self.listen.clone(), source }
     }
 }
 

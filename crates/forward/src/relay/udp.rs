@@ -33,8 +33,9 @@ use super::{
     relay::ConnectionTask,
     settings::{BindError, RESOLVE_EVERY},
     sys::{ARRIVALS_MAX, dropped_datagrams},
-    target::{Target, TargetStats, TargetUse, Targets, Upstream, are_weights},
+    target::{Target, TargetStats, TargetUse, Targets},
     train::{Arrivals, Train, TrainSocket},
+    upstream::{Upstream, are_weights},
     wait::{Either, is_exhausted, select, timeout_at, yield_now},
 };
 

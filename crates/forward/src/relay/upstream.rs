@@ -1,224 +1,101 @@
-//! From an accepted connection to a connected pair: the client's header, an upstream, and the header for it.
+//! What a relay is given to connect to: an address or a name, with a weight, and TLS if it speaks that.
 
-use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    io,
-    net::IpAddr,
-    os::fd::OwnedFd,
-    pin::pin,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf};
 
-use vigie_detect::Instant;
+use super::endpoint::Endpoint;
 
-use super::{
-    availability::{Choice, TRIAL},
-    connection::Connection,
-    endpoint::Endpoint,
-    error::{Peer, RelayError},
-    health::UpstreamHealth,
-    peer_stream::PeerStream,
-    proxy::{ProxyError, ProxyHeader, ProxyParse},
-    relay::{Opening, RelayShared},
-    stream::RelayStream,
-    target::{Target, TargetUse},
-    wait::{is_exhausted, timeout, timeout_at},
-};
-
-/// The first pause before retrying after a lack of descriptors or a full queue; it doubles.
-const RETRY_FIRST: Duration = Duration::from_millis(1);
-const RETRY_LAST: Duration = Duration::from_millis(100);
-
-/// Reads the header that a trusted client sends first, and no byte beyond it.
-pub(super) async fn accept_header(
-    shared: &RelayShared,
-    client: &Connection,
-) -> Result<ProxyHeader, RelayError> {
-    let server = &shared.resources.server;
-    let deadline = server.now() + shared.settings.setup_timeout;
-    let ended = timeout_at(server, deadline, read_header(client)).await;
-    let failed = |source| RelayError::Failed { peer: Peer::Client, source };
-    ended.map_err(failed)?.unwrap_or_else(|| Err(ProxyError::Late.into()))
-}
-
-async fn read_header(client: &Connection) -> Result<ProxyHeader, RelayError> {
-    let mut bytes = Vec::new();
-    let mut received = 0;
-    loop {
-        let needed = match ProxyHeader::read(&bytes[..received])? {
-            ProxyParse::Complete(header, _) => return Ok(header),
-            ProxyParse::Needs(needed) => needed,
-        };
-        bytes.resize(needed, 0);
-        let taken = poll_fn(|cx| client.poll_read(cx, &mut bytes[received..])).await;
-        match taken.map_err(|source| RelayError::Failed { peer: Peer::Client, source })? {
-            0 => return Err(ProxyError::Truncated { received }.into()),
-            taken => received += taken,
-        }
-    }
-}
-
-/// Connects to the first reachable upstream in the order of the policy, and sends it the header if configured. Upstreams that have
-/// failed lately are tried last.
+/// A target of a relay: of streams by default, or of datagrams (`Upstream<SocketAddr>`).
 ///
-/// `reserved` is a descriptor that holds the upstream's place.
-pub(super) async fn connect(
-    shared: &RelayShared,
-    client: Option<IpAddr>,
-    opening: &Opening,
-    mut reserved: Option<OwnedFd>,
-) -> Result<(PeerStream, TargetUse<Endpoint>), RelayError> {
-    let server = &shared.resources.server;
-    let mut attempts = Vec::new();
-    let group = &shared.groups[opening.group];
-    let order = group.balancer.order(&group.targets.list(), client, server.now());
-    let is_only = order.len() == 1;
-    let mut left: VecDeque<_> = order.into_iter().map(|target| (target, is_only)).collect();
-    while let Some((target, is_last_resort)) = left.pop_front() {
-        let time = shared.settings.setup_timeout;
-        let choice =
-            if is_last_resort { Choice::Use } else { target.availability().choose(server.now()) };
-        let time = match choice {
-            Choice::Use if !is_last_resort && is_presumed(shared, &target) => time.min(TRIAL),
-            Choice::Use => time,
-            Choice::Try => time.min(TRIAL),
-            Choice::Avoid => {
-                left.push_back((target, true));
-                continue;
-            }
-        };
-        match attempt(shared, &target, opening, time, reserved.take()).await {
-            Ok(connected) => return Ok(connected),
-            Err(error) => attempts.push((target.address.clone(), error)),
-        }
-    }
-    Err(RelayError::NoUpstream { attempts })
+/// ```
+/// use vigie_forward::relay::{Endpoint, Upstream};
+///
+/// let address: Endpoint = "tcp://192.0.2.10:80".parse()?;
+/// let three_times_as_much = Upstream::from(address).weight(3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstream<A = Endpoint> {
+    pub(super) address: UpstreamAddress<A>,
+    pub(super) weight: u16,
+    pub(super) tls: TargetTls,
 }
 
-/// Whether there are checks, and none of this target has ended yet.
-fn is_presumed(shared: &RelayShared, target: &Target<Endpoint>) -> bool {
-    let is_new = || target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-    shared.settings.check.is_some() && is_new()
+/// TLS with a target, if it speaks TLS.
+#[cfg(feature = "tls")]
+pub(super) type TargetTls = Option<super::tls::TlsOrigination>;
+#[cfg(not(feature = "tls"))]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TargetTls {}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum UpstreamAddress<A> {
+    Fixed(A),
+    Name(String, u16),
 }
 
-/// Tries one target for at most `time`.
-async fn attempt(
-    shared: &RelayShared,
-    target: &Arc<Target<Endpoint>>,
-    opening: &Opening,
-    time: Duration,
-    reserved: Option<OwnedFd>,
-) -> Result<(PeerStream, TargetUse<Endpoint>), io::Error> {
-    let (server, counters) = (&shared.resources.server, &shared.resources.counters);
-    let deadline = server.now() + time;
-    let used = TargetUse::of(target);
-    let attempt = connect_once(shared, target, opening, deadline, reserved);
-    let error = match watched(shared, &target.health, deadline, attempt).await {
-        Ok(Some(Ok(connection))) => {
-            target.health.note_reached(|| server.now());
-            target.counters.connections.add(1);
-            return Ok((connection, used));
-        }
-        Ok(Some(Err(error))) | Err(error) => error,
-        Ok(None) => {
-            counters.connects_timed_out.add(1);
-            io::ErrorKind::TimedOut.into()
-        }
-    };
-    counters.connects_failed.add(1);
-    // If this process lacks resources, the target may be healthy.
-    if !is_exhausted(&error) {
-        target.failed(&error, server.now());
+/// The largest weight.
+const WEIGHT_MAX: u16 = 256;
+
+impl<A> Upstream<A> {
+    fn at(address: A) -> Self {
+        Self::new(UpstreamAddress::Fixed(address))
     }
-    Err(error)
+
+    fn new(address: UpstreamAddress<A>) -> Self {
+        Self { address, weight: 1, tls: TargetTls::default() }
+    }
+
+    /// A host by its name, and a port. The relay asks the host's resolver (`/etc/hosts`, DNS) when it begins to serve, and again every
+    /// [`resolve_every`](super::RelayBuilder::resolve_every): each address that it gets, at most 64, is a target with this weight. While
+    /// the name cannot be resolved, the addresses from before stay. Connections to an address that is gone go on.
+    pub fn named(host: impl Into<String>, port: u16) -> Self {
+        Self::new(UpstreamAddress::Name(host.into(), port))
+    }
+
+    /// Sets its share of connections, relative to other targets: 1 to 256. Default 1.
+    #[must_use]
+    pub fn weight(mut self, weight: u16) -> Self {
+        self.weight = weight;
+        self
+    }
 }
 
-/// Waits for an attempt. While it takes long, other connections avoid the target.
-async fn watched<T>(
-    shared: &RelayShared,
-    health: &UpstreamHealth,
-    deadline: Instant,
-    attempt: impl Future<Output = T>,
-) -> io::Result<Option<T>> {
-    let server = &shared.resources.server;
-    let mut attempt = pin!(attempt);
-    let slow = (server.now() + TRIAL).min(deadline);
-    if let Some(ended) = timeout_at(server, slow, attempt.as_mut()).await? {
-        return Ok(Some(ended));
-    }
-    if slow == deadline {
-        return Ok(None);
-    }
-    health.availability.failed(server.now());
-    timeout_at(server, deadline, attempt).await
-}
-
-async fn connect_once(
-    shared: &RelayShared,
-    target: &Target<Endpoint>,
-    opening: &Opening,
-    deadline: Instant,
-    reserved: Option<OwnedFd>,
-) -> io::Result<PeerStream> {
-    let server = &shared.resources.server;
-
-    // From here on the upstream's descriptor takes its place.
-    drop(reserved);
-    let mut pause = RETRY_FIRST;
-    let upstream = loop {
-        match Connection::connect_on(server, &target.address).await {
-            Ok(upstream) => break upstream,
-            // Another connection may end; a Unix listener may accept earlier ones.
-            Err(error)
-                if (is_exhausted(&error) || error.kind() == io::ErrorKind::WouldBlock)
-                    && server.now() < deadline =>
-            {
-                if is_exhausted(&error) {
-                    shared.resources.pipes.close_free();
-                }
-                timeout(server, pause, shared.ended.notified()).await?;
-                pause = (pause * 2).min(RETRY_LAST);
-            }
-            Err(error) => return Err(error),
-        }
-    };
-
-    let upstream = introduce(shared, target, upstream, opening.header).await?;
-    write_all(&upstream, &opening.first).await?;
-    Ok(upstream)
-}
-
-/// Sends the header, and begins TLS.
-pub(super) async fn introduce(
-    shared: &RelayShared,
-    target: &Target<Endpoint>,
-    upstream: Connection,
-    header: Option<ProxyHeader>,
-) -> io::Result<PeerStream> {
-    if let Some(header) = header {
-        let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
-        let bytes = header.write(&mut room);
-        write_all(&upstream, &room[..bytes]).await?;
-    }
+impl Upstream {
+    /// Connects to it with TLS. A PROXY protocol header is sent before TLS begins. A target whose certificate is refused counts as one that
+    /// cannot be reached, and [checks](super::RelayBuilder::check) include the handshake. Default: no TLS.
     #[cfg(feature = "tls")]
-    if let Some(origination) = &target.tls {
-        let stream = super::tls::connect(origination, upstream, &shared.resources).await?;
-        return Ok(PeerStream::Tls(Box::new(stream)));
+    #[must_use]
+    pub fn tls(mut self, origination: super::tls::TlsOrigination) -> Self {
+        self.tls = Some(origination);
+        self
     }
-    #[cfg(not(feature = "tls"))]
-    let _ = (shared, target);
-    Ok(PeerStream::Plain(upstream))
 }
 
-async fn write_all(stream: &impl RelayStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let given = poll_fn(|cx| stream.poll_write(cx, bytes)).await?;
-        if given == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        bytes = &bytes[given..];
+impl From<Endpoint> for Upstream {
+    fn from(endpoint: Endpoint) -> Self {
+        Self::at(endpoint)
     }
-    Ok(())
+}
+
+impl From<SocketAddr> for Upstream {
+    fn from(address: SocketAddr) -> Self {
+        Self::at(address.into())
+    }
+}
+
+impl From<PathBuf> for Upstream {
+    fn from(path: PathBuf) -> Self {
+        Self::at(path.into())
+    }
+}
+
+impl From<SocketAddr> for Upstream<SocketAddr> {
+    fn from(address: SocketAddr) -> Self {
+        Self::at(address)
+    }
+}
+
+/// Returns whether all weights are in range.
+pub(super) fn are_weights<A>(upstreams: &[Upstream<A>]) -> bool {
+    upstreams.iter().all(|one| (1..=WEIGHT_MAX).contains(&one.weight))
 }

@@ -14,8 +14,8 @@ use crate::relay::{
     connection::Connection,
     error::{Peer, RelayError},
     peer_stream::PendingClient,
-    relay::{Opening, RelayShared},
     resources::RelayResources,
+    shared::{Opening, RelayShared},
     stream::RelayStream,
     wait::timeout_at,
 };

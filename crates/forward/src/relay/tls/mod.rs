@@ -9,6 +9,7 @@
 //! session's pumps take it for any other stream, with its back pressure, half-closes (`close_notify`) and resets.
 
 mod accept;
+mod alpn;
 mod error;
 mod hello;
 mod identity;

@@ -9,9 +9,9 @@ use std::{
 use rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName};
 
 use super::{
+    alpn::alpn_protocols,
     error::TlsConfigError,
     identity::{TlsIdentity, read_certificates},
-    termination::alpn_protocols,
 };
 
 /// TLS with a target, whose certificate is always checked. Versions 1.2 and 1.3.

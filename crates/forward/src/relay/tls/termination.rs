@@ -10,10 +10,11 @@ use rustls::{
 };
 
 use super::{
+    alpn::alpn_protocols,
     error::{TlsConfigError, TlsError},
     identity::{TlsIdentity, read_certificates},
 };
-use crate::relay::target::Upstream;
+use crate::relay::upstream::Upstream;
 
 /// TLS that ends at the relay: targets get what the client sends in plain, or by [TLS of their own](super::TlsOrigination). Versions 1.2
 /// and 1.3.
@@ -88,21 +89,6 @@ fn config_builder() -> ConfigBuilder<ServerConfig, WantsVerifier> {
     ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("invariant: the provider has ciphers of both versions")
-}
-
-/// Checks names of protocols.
-pub(super) fn alpn_protocols<P: AsRef<str>>(
-    protocols: impl IntoIterator<Item = P>,
-) -> Result<Vec<Vec<u8>>, TlsConfigError> {
-    let checked = protocols.into_iter().map(|protocol| {
-        let protocol = protocol.as_ref();
-        if (1..=255).contains(&protocol.len()) {
-            Ok(protocol.as_bytes().to_vec())
-        } else {
-            Err(TlsConfigError::Alpn { protocol: protocol.to_owned() })
-        }
-    });
-    checked.collect()
 }
 
 /// What a relay does with a client that has asked for a server.
