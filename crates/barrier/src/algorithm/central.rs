@@ -1,8 +1,8 @@
 //! Algorithms in which every member reports to the master.
 
 use super::{
-    Networks,
     builder::{ScheduleBuilder, source},
+    networks::Networks,
     tree::exit,
 };
 use crate::schedule::{Network, Source, Step};

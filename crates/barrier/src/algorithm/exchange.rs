@@ -1,9 +1,6 @@
 //! Algorithms in which all members do the same: without a master, and without a message that tells members to leave.
 
-use super::{
-    builder::{ScheduleBuilder, source},
-    partners,
-};
+use super::builder::{ScheduleBuilder, source};
 use crate::schedule::{Network, Step};
 
 /// Shuffle exchange among the largest power of two, with the remaining members folded in.
@@ -56,6 +53,20 @@ pub(super) fn dissemination(n: u32, ways: u32) -> Vec<Vec<Step>> {
             steps.finish()
         })
         .collect()
+}
+
+/// Returns the number of partners in each round of n-way dissemination; the last round has only those that it needs.
+pub(crate) fn partners(size: u32, ways: u32) -> impl Iterator<Item = u32> {
+    let (size, ways) = (u64::from(size), u64::from(ways.max(1)));
+    let mut known = 1;
+    std::iter::from_fn(move || {
+        if known >= size {
+            return None;
+        }
+        let partners = ways.min(size.div_ceil(known) - 1);
+        known = known.saturating_mul(ways + 1);
+        u32::try_from(partners).ok()
+    })
 }
 
 /// The rank that is `distance` further round the circle.

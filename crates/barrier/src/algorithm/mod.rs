@@ -18,12 +18,14 @@ mod builder;
 mod central;
 mod exchange;
 mod name;
+mod networks;
 mod optimal;
 mod tree;
 
 use thiserror::Error;
 
-pub use self::optimal::HopTiming;
+pub(crate) use self::exchange::partners;
+pub use self::{networks::Networks, optimal::HopTiming};
 use crate::{group::Group, schedule::Schedule};
 
 /// An algorithm by which members find out that all have entered.
@@ -69,17 +71,6 @@ pub enum Algorithm {
     /// Every member tells the master, which tells one after the other to leave. Without multicast; a message's epoch
     /// does the work of the reversed sense.
     Central,
-}
-
-/// The number of networks that a gathering uses. Exits use the first one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Networks {
-    /// Only the first one.
-    #[default]
-    One,
-    /// The first and the second alternately.
-    Two,
 }
 
 /// The number of messages in a barrier, over all members.
@@ -244,20 +235,6 @@ impl Algorithm {
             _ => Ok(()),
         }
     }
-}
-
-/// Returns the number of partners in each round of n-way dissemination; the last round has only those that it needs.
-pub(crate) fn partners(size: u32, ways: u32) -> impl Iterator<Item = u32> {
-    let (size, ways) = (u64::from(size), u64::from(ways.max(1)));
-    let mut known = 1;
-    std::iter::from_fn(move || {
-        if known >= size {
-            return None;
-        }
-        let partners = ways.min(size.div_ceil(known) - 1);
-        known = known.saturating_mul(ways + 1);
-        u32::try_from(partners).ok()
-    })
 }
 
 #[cfg(test)]

@@ -3,24 +3,6 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use super::{Algorithm, AlgorithmError, HopTiming, Networks};
-use crate::schedule::Network;
-
-impl Networks {
-    /// The network of the message with that number, if networks alternate.
-    pub(super) const fn of(self, index: u32) -> Network {
-        match self {
-            Self::Two if index % 2 == 1 => Network::Second,
-            Self::One | Self::Two => Network::First,
-        }
-    }
-
-    const fn suffix(self) -> &'static str {
-        match self {
-            Self::One => "",
-            Self::Two => "-two-networks",
-        }
-    }
-}
 
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

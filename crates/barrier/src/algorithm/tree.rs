@@ -1,8 +1,8 @@
 //! Trees whose shape depends only on the ranks.
 
 use super::{
-    Networks,
     builder::{ScheduleBuilder, source},
+    networks::Networks,
 };
 use crate::schedule::{Network, Source, Step};
 
