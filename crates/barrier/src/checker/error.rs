@@ -7,12 +7,15 @@ use crate::{
     schedule::{Network, Round},
 };
 
+/// The largest group that is checked: for larger ones, the sets of members take too much memory.
+pub const SIZE_MAX: u32 = 4096;
+
 /// The reason why a schedule is not a barrier.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
     /// The group is too large to be checked.
-    #[error("{size} members are more than the {} that are checked", super::SIZE_MAX)]
+    #[error("{size} members are more than the {} that are checked", SIZE_MAX)]
     TooLarge {
         /// The size of the group.
         size: u32,

@@ -5,44 +5,15 @@ use std::{
     rc::Rc,
 };
 
-use super::{Join, MessageId, ScheduleError};
+use super::{
+    error::ScheduleError,
+    rank_set::{Join, RankSet},
+    structure::MessageId,
+};
 use crate::{
-    group::{Group, Rank},
+    group::Rank,
     schedule::{Schedule, Source, Step, Target},
 };
-
-/// A set of members.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct RankSet(Vec<u64>);
-
-impl RankSet {
-    fn only(rank: Rank, group: Group) -> Self {
-        let mut words = vec![0; Rank(group.size()).index().div_ceil(64)];
-        words[rank.index() / 64] = 1 << (rank.index() % 64);
-        Self(words)
-    }
-
-    fn contains(&self, rank: Rank) -> bool {
-        self.0[rank.index() / 64] >> (rank.index() % 64) & 1 == 1
-    }
-
-    /// Adds the members of `other`, and returns how they relate to those that were in.
-    fn join(&mut self, others: &Self) -> Join {
-        let (mut common, mut new, mut missing) = (0, 0, 0);
-        for (own, other) in self.0.iter_mut().zip(&others.0) {
-            common |= *own & other;
-            new |= other & !*own;
-            missing |= *own & !other;
-            *own |= other;
-        }
-        match (common != 0, new != 0, missing != 0) {
-            (_, false, _) => Join::Repeats,
-            (_, _, false) => Join::Covers,
-            (false, _, _) => Join::Adds,
-            (true, _, true) => Join::Overlaps,
-        }
-    }
-}
 
 /// The progress of a member.
 #[derive(Debug)]

@@ -7,17 +7,12 @@
 
 mod error;
 mod execution;
+mod rank_set;
 mod structure;
 
-pub use self::error::ScheduleError;
-use crate::{
-    algorithm::MessageCounts,
-    group::Rank,
-    schedule::{Round, Schedule},
-};
-
-/// The largest group that is checked: for larger ones, the sets of members take too much memory.
-pub const SIZE_MAX: u32 = 4096;
+pub use self::error::{SIZE_MAX, ScheduleError};
+pub(crate) use self::rank_set::Join;
+use crate::{algorithm::MessageCounts, group::Rank, schedule::Schedule};
 
 /// Proof that a schedule is a barrier, with its properties.
 #[derive(Clone, Debug)]
@@ -44,19 +39,6 @@ impl Proof {
     }
 }
 
-/// The relation between the members that a message tells of and those that its receiver has heard of before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Join {
-    /// All of them are new.
-    Adds,
-    /// All known ones are among them.
-    Covers,
-    /// None of them is new.
-    Repeats,
-    /// Some are new, some are not, and they do not include all known ones.
-    Overlaps,
-}
-
 /// Checks that no member leaves before all have entered, that none waits for ever, and that every message has a
 /// receiver that waits for it.
 ///
@@ -74,9 +56,6 @@ pub fn prove(schedule: &Schedule) -> Result<Proof, ScheduleError> {
     let (hops, joins) = execution::run(schedule)?;
     Ok(Proof { messages, hops, joins })
 }
-
-/// A message, as a key for the tables of both passes.
-type MessageId = (Rank, Round);
 
 #[cfg(test)]
 mod tests;

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MessageId, ScheduleError};
+use super::error::ScheduleError;
 use crate::{
     algorithm::MessageCounts,
     group::{Group, Rank},
-    schedule::{Network, Schedule, Source, Step, Target},
+    schedule::{Network, Round, Schedule, Source, Step, Target},
 };
+
+/// A message, as a key for the tables of both passes.
+pub(super) type MessageId = (Rank, Round);
 
 /// Checks the ranks and messages that steps name. Returns the number of messages.
 pub(super) fn check(schedule: &Schedule) -> Result<MessageCounts, ScheduleError> {

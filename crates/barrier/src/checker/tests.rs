@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     algorithm::{Algorithm, HopTiming, Networks},
     group::Group,
-    schedule::{Network, Source, Step, Target},
+    schedule::{Network, Round, Source, Step, Target},
 };
 
 fn group(size: u32) -> Group {
