@@ -21,7 +21,7 @@
 
 use vigie_detect::setters;
 
-use super::{Medium, SimulationError};
+use super::error::SimulationError;
 
 /// The costs of nodes, wires, switches and hubs of a simulated cluster. Times are in nanoseconds. [`Cluster::run`](super::Cluster::run)
 /// refuses a cluster that cannot exist.
@@ -48,6 +48,16 @@ pub struct ClusterConfig {
     pub(super) jam_bits: u64,
     pub(super) attempts_max: u32,
     pub(super) backoff_exponent_max: u32,
+}
+
+/// The device that connects one NIC of each node [eth-barrier, §4.1].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Medium {
+    /// A switch.
+    Switch,
+    /// A repeater hub.
+    Hub,
 }
 
 /// The number of frames that one interrupt handles.

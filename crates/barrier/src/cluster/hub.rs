@@ -19,23 +19,9 @@
 use std::collections::VecDeque;
 
 use super::config::Deferral;
-use super::world::{SimEvent, SimWorld};
-use super::{Frame, NodeIndex};
-
-/// An event on the wire of a hub.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HubEvent {
-    /// A station may try.
-    Attempt(NodeIndex),
-    /// The others begin to hear a station.
-    Hear(NodeIndex),
-    /// The others stop hearing it.
-    Fade(NodeIndex),
-    /// A station has sent a whole frame, unless its attempt with this number met a collision.
-    Sent(NodeIndex, u64),
-    /// A station has sent its jam.
-    Jammed(NodeIndex),
-}
+use super::event::{HubEvent, SimEvent};
+use super::frame::{Frame, NodeIndex};
+use super::world::SimWorld;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StationState {
@@ -239,8 +225,8 @@ impl<M> Hub<M> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Destination;
     use super::super::config::ClusterConfig;
+    use super::super::frame::Destination;
     use super::*;
 
     /// Offers frames to a hub of four stations; returns which station has sent when, in order.

@@ -14,9 +14,10 @@
 use std::collections::VecDeque;
 
 use super::config::{Completion, FramesPerInterrupt};
+use super::event::{NodeReport, SimEvent};
+use super::frame::{Destination, Frame, NodeIndex};
 use super::program::{Action, Program};
-use super::world::{NodeReport, SimEvent, SimWorld};
-use super::{Destination, Frame, NodeIndex};
+use super::world::SimWorld;
 use crate::schedule::{Network, Target};
 
 /// The reason why the processor left the program.

@@ -1,8 +1,9 @@
 //! A store-and-forward switch: it receives a whole frame before it sends it on, in order of arrival at each port.
 
 use super::config::ClusterConfig;
-use super::world::{SimEvent, SimWorld};
-use super::{Frame, NodeIndex};
+use super::event::SimEvent;
+use super::frame::{Frame, NodeIndex};
+use super::world::SimWorld;
 
 #[derive(Debug)]
 pub(super) struct Switch {
@@ -48,7 +49,7 @@ fn occupy(free_ns: &mut u64, now_ns: u64, config: &ClusterConfig) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Destination;
+    use super::super::frame::Destination;
     use super::*;
 
     /// Offers frames to a switch of four ports, and returns when they land, and where.

@@ -3,35 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::config::ClusterConfig;
-use super::hub::HubEvent;
-use super::{Counts, Frame, NodeIndex};
-
-/// An event that happens at its time.
-#[derive(Debug)]
-pub(super) enum SimEvent<M> {
-    /// The processor of a node has finished its task, unless that was interrupted: its turn then has another number.
-    Done { node: NodeIndex, generation: u64 },
-    /// A frame is in the transmit memory of this NIC of its sender.
-    Offer { nic: usize, frame: Frame<M> },
-    /// The last bit of a frame is on its sender's link to a switch.
-    Sent { node: NodeIndex },
-    /// A switch may send the frame on.
-    Forward { nic: usize, frame: Frame<M> },
-    /// A frame is in the ring of a NIC, in the host's memory.
-    Land { nic: usize, node: NodeIndex, message: M },
-    /// An event on the wire of the hub that connects these NICs.
-    Hub { nic: usize, what: HubEvent },
-    /// A program asked to be called.
-    Deadline { node: NodeIndex },
-}
-
-/// A report of a node to the cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NodeReport {
-    Entered,
-    Exited,
-    Failed(String),
-}
+use super::event::{HubEvent, NodeReport, SimEvent};
+use super::frame::{Frame, NodeIndex};
+use super::times::Counts;
 
 #[derive(Debug)]
 pub(super) struct SimWorld<M> {
