@@ -306,7 +306,7 @@ struct InstanceState {
     is_draining: Cell<bool>,
 }
 
-/// What the stats socket's clients ask.
+/// A question of the stats socket's clients.
 struct StatsAnswers {
     shared: Rc<InstanceState>,
     mailbox: Rc<Mailbox<InstanceEvent>>,
@@ -451,7 +451,7 @@ impl Instance {
         Ok(())
     }
 
-    /// What it does, in a few words.
+    /// Its purpose, in a few words.
     fn status(&self) -> String {
         format!("forwards, {}", counted(self.shared.flows.borrow().len() as u64, "flow"))
     }

@@ -31,7 +31,7 @@ use crate::journal::log;
 #[derive(Debug, Default)]
 pub(crate) struct ServiceManager {
     socket: Option<(UnixDatagram, SocketAddr)>,
-    /// How long it may hear nothing before it takes this process for stuck.
+    /// The longest silence after which it takes this process for stuck.
     watchdog: Option<Duration>,
 }
 

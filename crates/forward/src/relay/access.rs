@@ -34,7 +34,7 @@ pub(super) struct AccessList {
 }
 
 impl AccessList {
-    /// Whether a client is served. One without an address is; the permissions of the socket's path decide who that may be.
+    /// Returns whether a client is served. Clients without an address always are: the permissions of the socket's path decide who can connect.
     pub(super) fn admits(&self, client: Option<IpAddr>) -> bool {
         let Some(client) = client else { return true };
         let is_in =
@@ -43,7 +43,7 @@ impl AccessList {
     }
 }
 
-/// What each source has open: an address of IPv4, or a network of 64 bits of IPv6, which is one host's.
+/// The number of open connections of each source: an address of IPv4, or a network of 64 bits of IPv6, which is one host's.
 #[derive(Debug)]
 pub(super) struct Sources {
     max: Option<usize>,

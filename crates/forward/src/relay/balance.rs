@@ -17,7 +17,7 @@ use vigie_detect::Instant;
 use super::{availability::Choice, target::Target};
 
 named! {
-    /// How a relay chooses among its targets.
+    /// The policy by which a relay chooses a target.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[non_exhaustive]
     pub enum Balance {

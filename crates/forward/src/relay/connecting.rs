@@ -97,7 +97,7 @@ pub(super) async fn connect(
     Err(RelayError::NoUpstream { attempts })
 }
 
-/// Whether there are checks, and none of this target has ended yet.
+/// Returns whether there are checks, and none of this target has ended yet.
 fn is_presumed(shared: &RelayShared, target: &Target<Endpoint>) -> bool {
     let is_new = || target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
     shared.settings.check.is_some() && is_new()

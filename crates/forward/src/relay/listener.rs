@@ -59,7 +59,7 @@ use super::{connection::Connection, endpoint::Endpoint};
 #[derive(Clone, Debug)]
 pub struct RelayListener(Arc<Listening>);
 
-/// What a relay has of its listener once it may have stopped accepting.
+/// A relay's listener, or what is left of it once it has stopped accepting.
 #[derive(Debug)]
 pub(super) struct WeakListener(Weak<Listening>);
 

@@ -156,7 +156,7 @@ impl RelayBuilder {
     }
 
     access_setters! {
-        /// Serves clients in `network` alone, and in others that are added. Default: all. Others are reset, and counted as `denied`.
+        /// Serves only clients in `network`, and in other networks that you add. Default: all. Others are reset, and counted as `denied`.
         /// The client's address is that of the PROXY protocol header, if there is a trusted one. Clients of a Unix socket have none and
         /// are served.
     }

@@ -67,7 +67,7 @@ pub(super) struct TargetGroup {
     pub(super) balancer: Balancer,
 }
 
-/// What a client's target is told first, and which targets it may be.
+/// The bytes that a client's target gets first, and the group of targets to choose from.
 #[derive(Debug, Default)]
 pub(super) struct Opening {
     /// An index of the groups.

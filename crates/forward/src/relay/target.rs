@@ -39,7 +39,7 @@ impl TargetAddress for SocketAddr {
     }
 }
 
-/// What all addresses of an upstream have in common.
+/// The part that all addresses of an upstream share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TargetKind {
     pub(super) weight: u16,
@@ -123,7 +123,7 @@ impl<A> Target<A> {
 }
 
 named! {
-    /// What a relay thinks of a target.
+    /// The health of a target, as a relay sees it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub enum TargetState {

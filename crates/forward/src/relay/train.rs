@@ -40,7 +40,7 @@ pub(super) struct Train<'a> {
 }
 
 impl Train<'_> {
-    /// How many datagrams it has, at least one.
+    /// The number of its datagrams, at least one.
     pub(super) const fn count(&self) -> usize {
         let count = self.bytes.div_ceil(self.segment);
         if count == 0 { 1 } else { count }
@@ -53,7 +53,7 @@ impl Train<'_> {
     }
 }
 
-/// What was received by one call, and the room for it: 2 MiB, of which the kernel provides what was used once.
+/// The datagrams that one call received, and the room for them: 2 MiB, of which the kernel provides what was used once.
 pub(super) struct Arrivals {
     room: Box<[u8]>,
     arrivals: Vec<ReceivedMessage>,
@@ -222,7 +222,7 @@ impl TrainSocket {
     }
 }
 
-/// Whether an error is about an earlier datagram, so that this one was not tried.
+/// Returns whether an error is about an earlier datagram, so that this one was not tried.
 fn is_about_another(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ConnectionRefused
 }

@@ -39,7 +39,7 @@ use super::{
     wait::{Either, is_exhausted, select, timeout_at, yield_now},
 };
 
-/// How long datagrams wait in the listening socket's queue for names to be resolved for the first time.
+/// The longest time that datagrams wait in the listening socket's queue for names to be resolved for the first time.
 const RESOLVE_FIRST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Builds a [`UdpRelay`].
@@ -65,7 +65,7 @@ impl UdpRelayBuilder {
     }
 
     access_setters! {
-        /// Serves clients in `network` alone, and in others that are added. Default: all. Datagrams of others are dropped, and counted as
+        /// Serves only clients in `network`, and in other networks that you add. Default: all. Datagrams of others are dropped, and counted as
         /// `denied`.
     }
 

@@ -348,7 +348,7 @@ enum FaultAction {
     Clock { node: usize, by: Duration, forward: bool },
 }
 
-/// What only one fault at a time concerns.
+/// The parts of the world that only one fault at a time may concern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FaultPlace {
     Process(usize),

@@ -59,7 +59,7 @@ pub enum SegmentError {
     },
 }
 
-/// How a frame of several segments is to be cut.
+/// The rule by which a frame of several segments is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FrameSegments {
@@ -108,7 +108,7 @@ impl FrameSegments {
 pub struct SegmentedFrame<'a> {
     /// The frame. The field of the transport's checksum may hold anything.
     pub bytes: &'a [u8],
-    /// How it is to be cut.
+    /// The rule by which it is cut.
     pub segments: FrameSegments,
     /// The offset of the transport's header.
     pub transport_at: usize,

@@ -180,7 +180,7 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "ENDPOINT", required = true)]
     pub(crate) to: Vec<TargetUri>,
 
-    /// How connections, or the senders of datagrams, are divided among several targets. Those that cannot be reached are passed
+    /// The policy that divides connections, or the senders of datagrams, among several targets. Those that cannot be reached are passed
     /// over.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) balance: BalanceChoice,

@@ -1,6 +1,6 @@
 //! Suggestions for misspelt words.
 
-/// What the parser expects of numbers, and what that means.
+/// The parser's words for what it expects of numbers, and their meanings.
 const NUMBERS: [(&str, &str); 5] = [
     ("expected u8", " from 0 to 255"),
     ("expected u16", " from 0 to 65535"),

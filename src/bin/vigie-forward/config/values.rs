@@ -483,7 +483,7 @@ pub(crate) enum RelayMode {
     Splice,
 }
 
-/// How a relay chooses among its targets.
+/// The policy by which a relay chooses a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BalanceChoice {

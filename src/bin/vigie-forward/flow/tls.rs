@@ -9,7 +9,7 @@ use crate::{
     journal::{counted, log},
 };
 
-/// What a relay has read.
+/// The files of TLS that a relay has read.
 #[derive(Default)]
 pub(super) struct RelayTls {
     pub(super) router: Option<TlsRouter>,

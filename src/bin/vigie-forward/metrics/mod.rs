@@ -37,7 +37,7 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// The time for which accepting pauses after a failure: descriptors may be short.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Where metrics are served, bound before rights are given up.
+/// The listener that serves metrics, bound before rights are given up.
 pub(crate) enum BoundMetrics {
     Tcp(std::net::TcpListener),
     /// With its file.

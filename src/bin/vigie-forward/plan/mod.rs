@@ -50,7 +50,7 @@ struct Machine {
     program: Result<PacketCosts, String>,
 }
 
-/// What a plan is for: messages of a size, in segments if they are longer than a frame and segments pass.
+/// The traffic of a plan: messages of a size, in segments if they are longer than a frame and segments pass.
 struct PlannedMessage {
     bytes: u32,
     in_segments: bool,

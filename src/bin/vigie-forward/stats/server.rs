@@ -22,7 +22,7 @@ const READER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time for which accepting pauses after a failure: descriptors may be short.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What an instance answers.
+/// The answers of an instance.
 pub(crate) trait Answers {
     /// Turns a request into a line of JSON.
     fn answer(&self, line: &str) -> String;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How a relay checks its targets: see [`RelayBuilder::check`](crate::relay::RelayBuilder::check).
+/// The configuration of a relay's health checks: see [`RelayBuilder::check`](crate::relay::RelayBuilder::check).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HealthCheckConfig {

@@ -9,7 +9,7 @@
 
 use super::config::HealthCheckConfig;
 
-/// What the checks of a target have shown.
+/// The results of a target's checks.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct CheckHistory {
     /// `None` before the first check.

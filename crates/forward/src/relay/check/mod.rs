@@ -52,7 +52,7 @@ pub(super) async fn watch(
     }
 }
 
-/// Which targets are checked.
+/// The targets that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
     All,

@@ -25,7 +25,7 @@ pub enum TlsConfigError {
     Pem {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         problem: String,
     },
     /// A file has no certificate.
@@ -56,7 +56,7 @@ pub enum TlsConfigError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         problem: String,
     },
     /// The system has no bundle of certificates.
@@ -141,7 +141,7 @@ pub enum TlsError {
     Protocol(String),
 }
 
-/// What a peer's alert usually means for this side.
+/// Returns the usual cause of a peer's alert on this side.
 fn advice(alert: &str) -> &'static str {
     match alert {
         "UnknownCA" => " (it does not trust the authority of this side's certificate)",

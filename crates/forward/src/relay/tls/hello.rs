@@ -94,7 +94,7 @@ impl ClientHello {
     }
 }
 
-/// What a record holds, and what follows it.
+/// The content of a record, and the bytes after it.
 type Record<'a> = (&'a [u8], &'a [u8]);
 
 /// Takes a record from the front: what it holds, and what follows; `None` if it has not arrived completely.
@@ -171,7 +171,7 @@ fn host_of(mut extension: Fields<'_>) -> Option<String> {
     (is_whole && is_name).then(|| String::from_utf8_lossy(name).into_owned())
 }
 
-/// What is left of a message.
+/// The rest of a message.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

@@ -60,14 +60,14 @@ struct PlainBytes {
     start: usize,
 }
 
-/// What is to be done once the machine may send.
+/// The work that waits until the machine may send.
 enum Order<'a> {
     Nothing,
     Encrypt(&'a [u8]),
     End,
 }
 
-/// What one step has led to.
+/// The result of one step.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     /// There may be more to do.
@@ -299,14 +299,14 @@ impl fmt::Debug for TlsMachine {
     }
 }
 
-/// Where decrypted bytes go.
+/// The destination of decrypted bytes.
 struct PlainSink<'a> {
     room: &'a mut [u8],
     filled: &'a mut usize,
     plain: &'a mut PlainBytes,
 }
 
-/// Where encrypted bytes go.
+/// The destination of encrypted bytes.
 struct CipherSink<'a> {
     window: &'a mut Window,
     buffers: &'a Buffers,

@@ -29,7 +29,7 @@ pub struct TlsOrigination {
     pub(super) name: ServerName<'static>,
 }
 
-/// Where systems have the certificates that they trust.
+/// The paths at which systems keep the certificates that they trust.
 const BUNDLES: [&str; 4] = [
     // Debian, Ubuntu, Arch.
     "/etc/ssl/certs/ca-certificates.crt",

@@ -33,7 +33,7 @@ impl TlsTermination {
         }
     }
 
-    /// Serves clients alone that have a certificate signed by one of the authorities whose certificates are in a PEM file, which is read now. All
+    /// Serves only clients that have a certificate signed by one of the authorities whose certificates are in a PEM file, which is read now. All
     /// others are refused in the handshake, before a target is chosen. The name in a client's certificate does not matter; certificates that were
     /// revoked are not known. Default: clients are not asked.
     ///
@@ -58,7 +58,7 @@ impl TlsTermination {
     }
 
     /// Sets the protocols that may be agreed on by ALPN, the preferred one first, as in `["h2", "http/1.1"]`; take those that all of
-    /// its targets speak. A client that offers others alone is refused; one that offers none is served. Default: none, so that
+    /// its targets speak. A client that offers only other protocols is refused; one that offers none is served. Default: none, so that
     /// what clients offer is ignored.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ fn config_builder() -> ConfigBuilder<ServerConfig, WantsVerifier> {
         .expect("invariant: the provider has ciphers of both versions")
 }
 
-/// What a relay does with a client that has asked for a server.
+/// The treatment of a client that has asked for a server by name.
 #[derive(Clone, Debug)]
 pub(in crate::relay) enum TlsAction {
     Terminate(TlsTermination),
@@ -141,7 +141,7 @@ impl SniRoute {
     }
 }
 
-/// What a relay does with clients that speak TLS. A client's name for the server (SNI) decides; it is not encrypted, and a client may
+/// The TLS routes of a relay, chosen by the server name (SNI) that a client sends; it is not encrypted, and a client may
 /// ask for any: it says where to go, and not who may go there.
 ///
 /// ```no_run

@@ -47,7 +47,7 @@ pub(super) struct FramesFlow {
     /// True if it follows the kernel's routes.
     pub(super) routes: bool,
     pub(super) nat: Option<NatTable>,
-    /// Where translations are kept.
+    /// The file that keeps translations.
     pub(super) state_file: Option<StateFile>,
     pub(super) fullness: Fullness,
     pub(super) counters: TrafficCounters,
@@ -55,7 +55,7 @@ pub(super) struct FramesFlow {
     pub(super) thread: Option<HostThread>,
     pub(super) migration: Option<Migration>,
     pub(super) refresh_at: Instant,
-    /// When the interfaces' drivers are asked again.
+    /// The time at which the interfaces' drivers are asked again.
     pub(super) look_at: Instant,
     /// The setting by which the kernel has begun to forward the same packets.
     pub(super) doubled_by: Option<String>,

@@ -21,7 +21,7 @@ use vigie::{
 use super::locked_file::{LockedFile, LockedFileError};
 use crate::{flow::FlowError, journal::log};
 
-/// How often it is written.
+/// The interval between writes.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// A state file, and when it is written.
