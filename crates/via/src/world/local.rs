@@ -8,7 +8,7 @@ use std::{
 use vigie_detect::Server;
 
 use super::{
-    Identity, Rank, RankExit, World, WorldError,
+    Identity, Rank, RankExit, WorldError,
     attached::Attached,
     hub::Hub,
     member::Member,
@@ -17,12 +17,11 @@ use super::{
 };
 use crate::auth::{Secret, random};
 
-/// Makes a world of `size` ranks (at least 1) inside this process, and its launcher. Deadlines use the clock
-/// of `server`.
-///
-/// # Errors
-/// [`io::ErrorKind::InvalidInput`] for a size of zero; the kernel's, if it cannot provide random numbers.
-pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World>)> {
+/// Makes the launcher and the ranks of [`local`](fn@super::local), by rank.
+pub(super) fn attached(
+    server: &Server,
+    size: u32,
+) -> io::Result<(LocalLauncher, Vec<Attached<LocalLink>>)> {
     if size == 0 {
         let what = "a world has at least one rank";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -32,7 +31,7 @@ pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World
         members: (0..size).map(|_| Member::default()).collect(),
     };
     let launcher = LocalLauncher { state: Arc::new(Mutex::new(state)) };
-    let mut worlds = Vec::new();
+    let mut ranks = Vec::new();
     for rank in (0..size).map(Rank) {
         let link = LocalLink { launcher: launcher.clone(), rank };
         let greeted = link
@@ -44,13 +43,12 @@ pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World
         // The hub answers at once.
         let membership = greeted.map_err(io::Error::other)?;
         let membership = membership.ok_or(io::ErrorKind::NotConnected)?;
-        let attached = Attached::greeted(link, server.timers().clone(), membership);
-        worlds.push(World::from_bootstrap(attached));
+        ranks.push(Attached::greeted(link, server.timers().clone(), membership));
     }
-    Ok((launcher, worlds))
+    Ok((launcher, ranks))
 }
 
-/// Acts as the launcher of a [`local`] world: reports how ranks end. Clones share the launcher.
+/// Acts as the launcher of a [`local`](fn@super::local) world: reports how ranks end. Clones share the launcher.
 #[derive(Clone)]
 pub struct LocalLauncher {
     state: Arc<Mutex<LocalState>>,
@@ -118,7 +116,7 @@ impl fmt::Debug for LocalLauncher {
 
 /// A rank's link to the hub in this process.
 #[derive(Debug)]
-struct LocalLink {
+pub(super) struct LocalLink {
     launcher: LocalLauncher,
     rank: Rank,
 }

@@ -26,7 +26,7 @@
 //! - [`Bootstrap`]: the trait behind it, for other kinds of launchers. MPICH's Hydra and Slurm, which speak PMI-1, are
 //!   found automatically.
 //! - [`tcp`]: the rendezvous for ranks on many hosts without a common launcher.
-//! - [`local`]: several ranks on threads of one process, for tests.
+//! - [`local`](fn@local): several ranks on threads of one process, for tests.
 //! - [`hub`]: the launcher's side, without I/O; [`wire`]: the protocol between the two. `vigie-run` of the
 //!   crate `vigie` adds processes, pipes and signals.
 //!
@@ -51,300 +51,40 @@
 //! what setting up needs.
 
 mod attached;
+mod bootstrap;
 mod environment;
 mod error;
+mod event;
 pub mod hub;
 mod local;
 mod member;
+mod membership;
 mod pmi;
 mod rounds;
 mod socket;
 pub mod tcp;
 mod unix;
+mod variables;
 mod waiting;
 pub mod wire;
 
-use std::{env, fmt, future::Future, io, pin::Pin, process, sync::Arc};
+use std::{env, io, process, sync::Arc};
 
 use vigie_detect::{Instant, Server, refuse_in_simulation};
 
-use self::environment::Launcher;
 pub use self::{
+    bootstrap::{Bootstrap, BootstrapFuture},
     error::{JoinRefusal, WorldError},
-    local::{LocalLauncher, local},
+    event::{RankExit, WorldEvent},
+    local::LocalLauncher,
+    membership::{Identity, Membership, Rank},
     pmi::PmiError,
+    variables::{
+        RANK_VARIABLE, RENDEZVOUS_VARIABLE, SECRET_FILE_VARIABLE, SECRET_VARIABLE, SIZE_VARIABLE,
+    },
 };
-use crate::auth::{Secret, random};
-
-/// Names the descriptor through which a rank reaches its launcher.
-pub const RENDEZVOUS_VARIABLE: &str = "VIGIE_RENDEZVOUS";
-/// Tells a rank its number.
-pub const RANK_VARIABLE: &str = "VIGIE_RANK";
-/// Tells a rank the number of ranks.
-pub const SIZE_VARIABLE: &str = "VIGIE_SIZE";
-
-/// Holds the secret of a rendezvous over TCP: 32 hexadecimal digits.
-pub const SECRET_VARIABLE: &str = "VIGIE_SECRET";
-/// Names the file that holds the secret of a rendezvous over TCP.
-pub const SECRET_FILE_VARIABLE: &str = "VIGIE_SECRET_FILE";
-
-/// One of the processes of a world, counted from 0.
-///
-/// ```
-/// use vigie_via::{message::SourceFilter, world::Rank};
-///
-/// let rank = Rank::from(3);
-/// assert!(rank == 3 && u32::from(rank) == 3);
-/// assert_eq!(rank.to_string(), "rank 3");
-/// assert_eq!(SourceFilter::from(rank), SourceFilter::Rank(3));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(clippy::exhaustive_structs, reason = "programs compute with ranks")]
-pub struct Rank(pub u32);
-
-impl Rank {
-    /// Returns the rank as an index into a slice.
-    #[must_use]
-    pub fn index(self) -> usize {
-        usize::try_from(self.0).unwrap_or(usize::MAX)
-    }
-}
-
-impl From<u32> for Rank {
-    fn from(number: u32) -> Self {
-        Self(number)
-    }
-}
-
-impl From<Rank> for u32 {
-    fn from(rank: Rank) -> Self {
-        rank.0
-    }
-}
-
-impl PartialEq<u32> for Rank {
-    fn eq(&self, number: &u32) -> bool {
-        self.0 == *number
-    }
-}
-
-impl PartialEq<Rank> for u32 {
-    fn eq(&self, rank: &Rank) -> bool {
-        *self == rank.0
-    }
-}
-
-impl fmt::Display for Rank {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {}", self.0)
-    }
-}
-
-/// Identifies a world, and lets its ranks authenticate each other. Random, and known only to its ranks.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Identity {
-    /// Differs from world to world; not secret.
-    pub id: [u8; 16],
-    /// Proves to another rank that this one belongs to the world. Do not print or store it.
-    pub secret: [u8; 32],
-}
-
-impl Identity {
-    /// Makes an identity whose secret its ranks get from elsewhere, as at a rendezvous over [TCP](tcp).
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn random_without_secret() -> io::Result<Self> {
-        Ok(Self { secret: [0; 32], ..Self::random()? })
-    }
-
-    /// Makes the identity of a new world, from the kernel's random numbers.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn random() -> io::Result<Self> {
-        Ok(Self { id: random()?, secret: random()? })
-    }
-}
-
-impl fmt::Debug for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identity")
-            .field("id", &format_args!("{:032x}", u128::from_be_bytes(self.id)))
-            .finish_non_exhaustive()
-    }
-}
-
-/// A process's place in its world.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Membership {
-    /// The process's rank; less than `size`.
-    pub rank: Rank,
-    /// The number of ranks, at least 1.
-    pub size: u32,
-    /// The world's identity.
-    pub identity: Identity,
-}
-
-impl Membership {
-    /// Returns a membership, for implementers of [`Bootstrap`].
-    #[must_use]
-    pub const fn new(rank: Rank, size: u32, identity: Identity) -> Self {
-        Self { rank, size, identity }
-    }
-}
-
-/// The end of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RankExit {
-    /// On its own, with this exit code.
-    Exited(i32),
-    /// By this signal.
-    Killed(i32),
-}
-
-impl fmt::Display for RankExit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exited(code) => write!(f, "exited with code {code}"),
-            Self::Killed(signal) => write!(f, "was killed by signal {signal}"),
-        }
-    }
-}
-
-/// An event of another rank, as the launcher reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WorldEvent {
-    /// It has [left](World::leave) in order: it needs the others no longer, and no rank waits for it.
-    Left {
-        /// The rank.
-        rank: Rank,
-    },
-    /// It broke the rules of the rendezvous, or closed its connection without leaving. Its process may live,
-    /// but no rank waits for it any more.
-    Expelled {
-        /// The rank.
-        rank: Rank,
-    },
-    /// Its process has ended. This is the last event of a rank.
-    Ended {
-        /// The rank.
-        rank: Rank,
-        /// The way in which it ended.
-        ending: RankExit,
-    },
-}
-
-impl WorldEvent {
-    /// Returns the rank of the event.
-    #[must_use]
-    pub const fn rank(&self) -> Rank {
-        match self {
-            Self::Left { rank } | Self::Expelled { rank } | Self::Ended { rank, .. } => *rank,
-        }
-    }
-
-    /// Returns whether the rank is lost to those that still count on it: it ended or was expelled.
-    #[must_use]
-    pub const fn is_loss(&self) -> bool {
-        matches!(self, Self::Expelled { .. } | Self::Ended { .. })
-    }
-}
-
-/// The result of a call on a [`Bootstrap`]: a boxed future, since setting up is not a hot path.
-pub type BootstrapFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, WorldError>> + Send + 'a>>;
-
-/// Connects the ranks of a world: the interface to one kind of launcher.
-///
-/// # Implementing
-/// Keys hold 1 to [`wire::KEY_BYTES_MAX`] letters, digits, `.`, `-`, `_` and `:`, values at most
-/// [`wire::VALUE_BYTES_MAX`] bytes, since the simplest launchers carry no more. A [`World`] checks both, and
-/// that ranks exist, before it calls. Several tasks may call the methods at once.
-///
-/// # Contract
-/// 1. `membership` never changes.
-/// 2. A value that was `put` before its rank entered a barrier is found by `get` after that barrier. An
-///    implementation may find it earlier, and may wait for it.
-/// 3. `get` of a value whose rank is gone without having put it ends with `None`, not with the deadline.
-/// 4. A barrier is passed when every rank has entered it that has neither left nor ended nor been expelled; a
-///    rank that passes has been told of all those before.
-/// 5. A `get`, `barrier` or `leave` that ends with [`WorldError::TimedOut`], or whose future is dropped, may
-///    be repeated: a barrier stays entered, and the next call is for the same one, even if it was passed
-///    meanwhile. The value of an interrupted `put` is, or will be, published.
-/// 6. Events have one order, and each index always returns the same one; a rank that joins late is told what
-///    happened before.
-/// 7. Every future ends by its deadline, or when the launcher is lost.
-///
-/// A launcher that speaks PMI-1 cannot keep all of this contract: a missing value is [`WorldError::NotPut`] instead
-/// of being waited for, barriers wait for ranks that have left, and there are no events. A program for every
-/// launcher therefore leaves at its end, and not before the others no longer need it.
-///
-/// # Conformance
-/// The unit tests of this module hold for every implementation in this crate.
-pub trait Bootstrap: Send + Sync + fmt::Debug {
-    /// Returns this process's membership.
-    fn membership(&self) -> &Membership;
-
-    /// Publishes a value.
-    fn put<'a>(
-        &'a self,
-        key: &'a str,
-        value: &'a [u8],
-        deadline: Instant,
-    ) -> BootstrapFuture<'a, ()>;
-
-    /// Returns the value that `rank` has put; `None` if the rank is gone without having put it.
-    fn get<'a>(
-        &'a self,
-        rank: Rank,
-        key: &'a str,
-        deadline: Instant,
-    ) -> BootstrapFuture<'a, Option<Vec<u8>>>;
-
-    /// Waits for all ranks.
-    fn barrier(&self, deadline: Instant) -> BootstrapFuture<'_, ()>;
-
-    /// Returns event number `index`, counted from 0, once it has happened.
-    fn event(&self, index: usize) -> BootstrapFuture<'_, WorldEvent>;
-
-    /// Announces that this rank needs the others no longer.
-    fn leave(&self, deadline: Instant) -> BootstrapFuture<'_, ()>;
-
-    /// Asks the launcher to end all ranks with `code`, without waiting for long: the caller ends itself next.
-    /// The default does nothing, for launchers that notice how this process ends.
-    fn abort(&self, code: i32) {
-        let _ = code;
-    }
-
-    /// Returns the key that this rank shares with each rank and with no third one, by rank. The default is `None`, for launchers
-    /// that hand out none.
-    fn pair_keys(&self, deadline: Instant) -> BootstrapFuture<'_, Option<Vec<Secret>>> {
-        let _ = deadline;
-        Box::pin(async { Ok(None) })
-    }
-
-    /// Puts a value and returns those of all ranks under this key. The default uses a barrier.
-    fn all_gather<'a>(
-        &'a self,
-        key: &'a str,
-        value: &'a [u8],
-        deadline: Instant,
-    ) -> BootstrapFuture<'a, Vec<Option<Vec<u8>>>> {
-        Box::pin(async move {
-            self.put(key, value, deadline).await?;
-            self.barrier(deadline).await?;
-            let mut values = Vec::new();
-            for rank in (0..self.membership().size).map(Rank) {
-                values.push(self.get(rank, key, deadline).await?);
-            }
-            Ok(values)
-        })
-    }
-}
+use self::{environment::Launcher, wire::is_key};
+use crate::auth::Secret;
 
 /// A process's place among the ranks of its program. Clones share the place.
 ///
@@ -577,10 +317,14 @@ impl Events {
     }
 }
 
-/// Returns whether every launcher can carry `key`.
-fn is_key(key: &str) -> bool {
-    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:".contains(&byte);
-    (1..=wire::KEY_BYTES_MAX).contains(&key.len()) && key.bytes().all(is_allowed)
+/// Makes a world of `size` ranks (at least 1) inside this process, and its launcher. Deadlines use the clock
+/// of `server`.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] for a size of zero; the kernel's, if it cannot provide random numbers.
+pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World>)> {
+    let (launcher, ranks) = local::attached(server, size)?;
+    Ok((launcher, ranks.into_iter().map(World::from_bootstrap).collect()))
 }
 
 fn check_key(key: &str) -> Result<(), WorldError> {

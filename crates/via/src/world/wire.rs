@@ -8,7 +8,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::{Identity, Membership, Rank, RankExit, WorldEvent, is_key};
+use super::{Identity, Membership, Rank, RankExit, WorldEvent};
 
 /// The version of this protocol, which both sides must speak.
 pub const VERSION: u16 = 2;
@@ -375,6 +375,12 @@ impl FrameBuilder {
         self.0[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
         self.0
     }
+}
+
+/// Returns whether every launcher can carry `key`.
+pub(super) fn is_key(key: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:".contains(&byte);
+    (1..=KEY_BYTES_MAX).contains(&key.len()) && key.bytes().all(is_allowed)
 }
 
 /// The unread fields of a frame.
