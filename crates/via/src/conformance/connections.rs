@@ -3,8 +3,8 @@
 use std::io::IoSlice;
 
 use super::{
-    Clause, ConformanceCase, Fixture, Violation,
-    testbed::{Party, Queues, Testbed, descriptor},
+    Clause, Fixture, Violation,
+    testbed::{ConformanceCase, Party, Queues, Testbed, descriptor},
 };
 use crate::vi::{
     Address, Connect, Data, DisconnectReason, NicEvent, Operation, Provider, Queue, Reliability,

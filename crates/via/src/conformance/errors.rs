@@ -3,8 +3,8 @@
 use std::io::IoSlice;
 
 use super::{
-    Clause, ConformanceCase, Fixture,
-    testbed::{Party, Queues, Testbed, descriptor, pattern},
+    Clause, Fixture,
+    testbed::{ConformanceCase, Party, Queues, Testbed, descriptor, pattern},
 };
 use crate::vi::{
     Data, DisconnectReason, Operation, Provider, Queue, Reliability, SendDescriptor, Status,

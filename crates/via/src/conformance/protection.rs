@@ -1,8 +1,8 @@
 //! Every kind of access to memory that does not exist or is not allowed.
 
 use super::{
-    Clause, ConformanceCase, Fixture, Violation,
-    testbed::{Party, Queues, REGION_BYTES, Testbed, descriptor},
+    Clause, Fixture, Violation,
+    testbed::{ConformanceCase, Party, Queues, REGION_BYTES, Testbed, descriptor},
 };
 use crate::vi::{
     Data, LocalSegment, MemoryAttributes, MemoryHandle, Operation, Provider, Queue, RemoteKey,

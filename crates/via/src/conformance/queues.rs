@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, io::IoSlice};
 
 use super::{
-    Clause, ConformanceCase, Fixture,
-    testbed::{Party, Queues, Testbed, descriptor},
+    Clause, Fixture,
+    testbed::{ConformanceCase, Party, Queues, Testbed, descriptor},
 };
 use crate::vi::{
     Connect, CqId, Data, MemoryHandle, Operation, Provider, Queue, ReceiveDescriptor,

@@ -6,8 +6,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vigie_detect::ArmOutcome;
 
 use super::{
-    Clause, ConformanceCase, Fixture, Violation,
-    testbed::{Party, Testbed, descriptor},
+    Clause, Fixture, Violation,
+    testbed::{ConformanceCase, Party, Testbed, descriptor},
 };
 use crate::vi::{
     Data, DisconnectReason, NicEvent, Operation, Provider, Queue, SendDescriptor, Status,

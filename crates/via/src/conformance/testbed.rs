@@ -11,6 +11,9 @@ use crate::vi::{
 
 use vigie_detect::Instant;
 
+/// A case of the suite.
+pub(super) type ConformanceCase<F> = fn(&mut Testbed<'_, F>) -> Result<(), Violation>;
+
 /// The size of the memory of a [`Party`], in bytes.
 pub(super) const REGION_BYTES: usize = 8192;
 

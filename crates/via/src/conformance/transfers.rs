@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    Clause, ConformanceCase, Fixture, Violation,
-    testbed::{Party, REGION_BYTES, Testbed, descriptor, pattern},
+    Clause, Fixture, Violation,
+    testbed::{ConformanceCase, Party, REGION_BYTES, Testbed, descriptor, pattern},
 };
 use crate::vi::{
     Data, LocalSegment, MemoryAttributes, Operation, Provider, Queue, ReceiveDescriptor, Region,

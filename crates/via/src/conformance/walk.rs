@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, io::IoSlice};
 
 use super::{
-    Clause, ConformanceCase, Fixture, Violation,
-    testbed::{Party, Queues, REGION_BYTES, Testbed, descriptor},
+    Clause, Fixture, Violation,
+    testbed::{ConformanceCase, Party, Queues, REGION_BYTES, Testbed, descriptor},
 };
 use crate::vi::{
     Completion, Data, MemoryAttributes, Operation, Provider, Queue, Region, SendDescriptor, Status,
