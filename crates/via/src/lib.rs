@@ -105,7 +105,3 @@ pub mod world;
 pub use auth::Secret;
 #[cfg(any(feature = "vi", vigie_verbs))]
 pub use nic::{ConnectError, Nic};
-
-/// After this many announcements in a row without a waiter, a host of links or datagrams stops asking for them: a
-/// caller that polls without waiting would be disturbed by a host that polls too.
-const UNCLAIMED_READINESS_MAX: u32 = 2;

@@ -19,6 +19,10 @@ const PEERS: u32 = 2;
 /// Polls between two reads of the clock: about 1 µs.
 const POLLS_PER_CLOCK_READ: u32 = 32;
 
+/// After this many announcements in a row without a waiter, a host of links or datagrams stops asking for them: a
+/// caller that polls without waiting would be disturbed by a host that polls too.
+pub(crate) const UNCLAIMED_READINESS_MAX: u32 = 2;
+
 /// An engine at a detection server whose waits first spin inline, then hand over. Clones share the engine; each learns
 /// separately how long to spin.
 pub(crate) struct SpinningHost<E: Engine> {

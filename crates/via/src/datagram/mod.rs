@@ -42,6 +42,7 @@
 //! host thread does, and the futures work in any runtime.
 
 mod batch;
+mod counters;
 mod engine;
 mod error;
 mod header;
@@ -49,129 +50,37 @@ mod over_link;
 mod over_simulated;
 mod over_udp;
 mod polled;
+mod ports;
+mod received;
 #[cfg(test)]
 mod tests;
+mod udp_config;
 
 use std::{
     future::Future,
-    net::IpAddr,
     pin::Pin,
     task::{Context, Poll},
 };
 
-use vigie_detect::{Server, setters};
+use vigie_detect::Server;
 
-use self::{
-    engine::{DatagramEngine, DatagramOutput, DatagramRequest, DatagramRoute, DatagramTransport},
-    over_link::OverLink,
-};
 pub use self::{
+    counters::{DatagramCounters, PortCounters},
     error::{DatagramError, NodeAddress, PostError, SendFailed},
     header::{HEADER_BYTES, Header, HeaderError},
     polled::PolledDevice,
+    received::Received,
+    udp_config::UdpConfig,
+};
+use self::{
+    engine::{DatagramEngine, DatagramOutput, DatagramRequest, DatagramTransport},
+    over_link::OverLink,
+    ports::DatagramRoute,
 };
 use crate::{
     link::Link,
     spinning::{SpinningHost, SpinningWait},
 };
-
-/// The traffic of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DatagramCounters {
-    /// Datagrams that were given to the kernel.
-    pub sent: u64,
-    /// Datagrams dropped: for a port that this device has not acquired.
-    pub no_port: u64,
-    /// Datagrams dropped: malformed, cut off, or not from where they claim to be.
-    pub malformed: u64,
-    /// Datagrams dropped by the kernel, since earlier ones had not been taken. Over a link.
-    pub overrun: u64,
-    /// Datagrams sent to a port that has no owner, as the peer's kernel reports. Over UDP.
-    pub unreachable: u64,
-}
-
-/// The traffic of a port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PortCounters {
-    /// Datagrams put into buffers.
-    pub received: u64,
-    /// Datagrams dropped: no buffer was posted.
-    pub no_buffer: u64,
-    /// Datagrams dropped: the buffer posted first was too small. It stays posted.
-    pub too_small: u64,
-}
-
-/// A datagram, in the buffer that was posted for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Received {
-    /// The buffer, with the length that it was posted with: post it again.
-    pub buffer: Vec<u8>,
-    /// The number of its bytes that belong to the datagram.
-    pub length: usize,
-    /// The node that claims to have sent it.
-    pub from: NodeAddress,
-    /// The sender's port.
-    pub from_port: u8,
-    /// True if it was sent to a group.
-    pub is_multicast: bool,
-}
-
-impl Received {
-    /// Returns the datagram.
-    #[must_use]
-    pub fn payload(&self) -> &[u8] {
-        self.buffer.get(..self.length).unwrap_or_default()
-    }
-}
-
-/// The addresses of datagrams over UDP.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-#[must_use = "a configuration does nothing until a device is opened with it"]
-pub struct UdpConfig {
-    address: IpAddr,
-    base_port: u16,
-    mtu: u32,
-}
-
-impl UdpConfig {
-    /// Makes a configuration with an address of this host, the only one on which the device listens.
-    pub const fn new(address: IpAddr) -> Self {
-        Self { address, base_port: 22_016, mtu: 1500 }
-    }
-
-    /// Checks the settings.
-    fn check(self) -> Result<Self, DatagramError> {
-        if self.base_port == 0 || self.base_port > u16::MAX - 255 {
-            let range = "between 1 and 65280";
-            let value = self.base_port.into();
-            return Err(DatagramError::InvalidSetting { name: "base_port", value, range });
-        }
-        if !(576..=65_535).contains(&self.mtu) {
-            let range = "between 576 and 65535";
-            return Err(DatagramError::InvalidSetting { name: "mtu", value: self.mtu, range });
-        }
-        Ok(self)
-    }
-
-    /// Returns the longest datagram in bytes.
-    fn payload_max(&self) -> usize {
-        let headers = if self.address.is_ipv4() { 20 + 8 } else { 40 + 8 };
-        usize::try_from(self.mtu).unwrap_or(0).saturating_sub(headers + HEADER_BYTES)
-    }
-
-    setters! {
-        /// Sets the UDP port of the device's port 0: 1 to 65 280, 22 016 by default. The device's port n uses the UDP port
-        /// that is n higher. All nodes must use the same.
-        base_port: u16,
-
-        /// Sets the MTU of the network in bytes, including IP headers: 576 to 65 535, 1500 by default.
-        mtu: u32,
-    }
-}
 
 /// An interface with 256 ports. Clones share it.
 #[derive(Clone, Debug)]

@@ -16,8 +16,8 @@ use rustix::{
 
 use super::{
     HEADER_BYTES, Header,
-    engine::{DatagramRoute, IncomingDatagram, POLL_BATCH, Ports},
     error::{DatagramError, NodeAddress},
+    ports::{DatagramRoute, IncomingDatagram, POLL_BATCH, Ports},
 };
 use crate::link::{self, Link, MacAddress};
 

@@ -15,9 +15,9 @@ use vigie_detect::net::SimulatedUdp;
 use super::{
     HEADER_BYTES, Header, UdpConfig,
     batch::ReceivedHeader,
-    engine::{DatagramRoute, POLL_BATCH, Ports},
     error::{DatagramError, NodeAddress},
     over_udp::PortAddress,
+    ports::{DatagramRoute, POLL_BATCH, Ports},
 };
 
 #[derive(Debug)]

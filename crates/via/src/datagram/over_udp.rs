@@ -21,8 +21,8 @@ use rustix::{
 use super::{
     HEADER_BYTES, Header, UdpConfig,
     batch::{self, BATCH, FEW, ReceivedHeader},
-    engine::{DatagramRoute, IncomingDatagram, POLL_BATCH, Ports},
     error::{DatagramError, NodeAddress},
+    ports::{DatagramRoute, IncomingDatagram, POLL_BATCH, Ports},
 };
 use crate::link::set_option;
 

@@ -6,9 +6,10 @@ use vigie_detect::ArmOutcome;
 
 use super::{
     DatagramCounters, PortCounters, Received, UdpConfig,
-    engine::{DatagramEngine, DatagramRoute, DatagramTransport},
+    engine::{DatagramEngine, DatagramTransport},
     error::{DatagramError, NodeAddress, PostError},
     over_link::OverLink,
+    ports::DatagramRoute,
 };
 use crate::link::Link;
 

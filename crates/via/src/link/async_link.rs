@@ -7,7 +7,7 @@ use vigie_detect::{ArmOutcome, Engine, EngineContext, RegisterError, Server, Wat
 use super::{
     Checksum, EthernetHeader, Frame, FrameError, Link, LinkError, LinkEvent, MacAddress, Statistics,
 };
-use crate::{UNCLAIMED_READINESS_MAX, spinning::SpinningHost};
+use crate::spinning::{SpinningHost, UNCLAIMED_READINESS_MAX};
 
 /// The most frames that one poll takes in.
 const POLL_FRAMES: usize = 32;
