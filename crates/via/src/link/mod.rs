@@ -51,6 +51,8 @@
 
 mod address;
 mod async_link;
+mod back_end;
+mod borrowed_frame;
 mod builder;
 mod error;
 mod frame;
@@ -59,11 +61,12 @@ mod monitor;
 mod packet;
 mod segments;
 mod socket;
+mod statistics;
 mod sys;
 mod xdp;
 
 use std::{
-    fmt, io,
+    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
@@ -73,142 +76,19 @@ pub(crate) use self::sys::set_option;
 pub use self::{
     address::{EtherType, MacAddress, ParseMacError},
     async_link::{AsyncLink, OwnedFrame},
-    builder::{BackEnd, LinkBuilder},
+    back_end::BackEnd,
+    borrowed_frame::Frame,
+    builder::LinkBuilder,
     error::{Capability, LinkError, OpenError},
     frame::{EthernetHeader, FrameError, HEADER_BYTES, complete_checksum},
     frame_status::{Checksum, VlanTag},
     monitor::LinkEvent,
     segments::{FrameSegments, SegmentError, SegmentKind, SegmentedFrame},
+    statistics::Statistics,
     sys::merges_packets,
     xdp::XdpMode,
 };
 use self::{monitor::Monitor, socket::LinkSocket};
-use crate::memory::Memory;
-
-/// A received frame, borrowed while it is being read.
-pub struct Frame<'a> {
-    source: FrameData<'a>,
-    length: usize,
-    wire_length: usize,
-    checksum: Checksum,
-    tag: Option<VlanTag>,
-    segments: Result<Option<FrameSegments>, SegmentError>,
-}
-
-enum FrameData<'a> {
-    Memory(&'a Memory, u64),
-    Slice(&'a [u8]),
-}
-
-impl Frame<'_> {
-    /// Returns the length in bytes, with the header.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Returns whether the frame is empty.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Returns whether the frame was longer than a slot: several segments that no network card has cut yet.
-    #[must_use]
-    pub const fn is_cut(&self) -> bool {
-        self.wire_length > self.length
-    }
-
-    /// Returns what is known about the checksum of the packet inside.
-    #[must_use]
-    pub const fn checksum(&self) -> Checksum {
-        self.checksum
-    }
-
-    /// Returns the VLAN tag that the kernel has removed from the frame, for [`EtherType::ALL`].
-    #[must_use]
-    pub const fn tag(&self) -> Option<u16> {
-        match self.tag {
-            Some(tag) => Some(tag.control),
-            None => None,
-        }
-    }
-
-    /// Returns that tag with the protocol that announced it, as it must be put back to pass the frame on.
-    #[must_use]
-    pub const fn vlan_tag(&self) -> Option<VlanTag> {
-        self.tag
-    }
-
-    /// Returns how the frame is to be cut if it holds several segments, for a link that takes them
-    /// ([`LinkBuilder::segments`]) and a kernel that tells it; `None` for single packets.
-    ///
-    /// # Errors
-    /// [`SegmentError`]: the kernel describes segments that are not known here.
-    pub const fn segments(&self) -> Result<Option<FrameSegments>, SegmentError> {
-        self.segments
-    }
-
-    /// Returns the length of the frame before it was cut to a slot, in bytes.
-    #[must_use]
-    pub const fn wire_length(&self) -> usize {
-        self.wire_length
-    }
-
-    /// Copies bytes from `at` on; fewer if the frame ends before. Returns their number.
-    #[inline]
-    pub fn read(&self, at: usize, bytes: &mut [u8]) -> usize {
-        let count = self.length.saturating_sub(at).min(bytes.len());
-        let (Some(bytes), Ok(offset)) = (bytes.get_mut(..count), u64::try_from(at)) else {
-            return 0;
-        };
-        match self.source {
-            FrameData::Memory(memory, begin) => match memory.read(begin + offset, bytes) {
-                Ok(()) => count,
-                Err(_) => 0,
-            },
-            FrameData::Slice(source) => source.get(at..at + count).map_or(0, |source| {
-                bytes.copy_from_slice(source);
-                count
-            }),
-        }
-    }
-
-    /// Copies the frame.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.length];
-        let count = self.read(0, &mut bytes);
-        bytes.truncate(count);
-        bytes
-    }
-}
-
-impl fmt::Debug for Frame<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Frame")
-            .field("length", &self.length)
-            .field("checksum", &self.checksum)
-            .field("tag", &self.tag)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The traffic of a link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Statistics {
-    /// Frames received.
-    pub received: u64,
-    /// Frames dropped because earlier ones had not been taken.
-    pub dropped: u64,
-    /// Frames longer than a slot.
-    pub cut: u64,
-    /// Frames given to the kernel.
-    pub sent: u64,
-    /// Frames that found no room.
-    pub refused: u64,
-}
 
 /// Raw frames of one protocol on one interface. It never waits.
 #[derive(Debug)]

@@ -14,8 +14,9 @@ use rustix::{
 };
 
 use super::{
-    Frame, FrameData, Statistics,
+    Statistics,
     address::{EtherType, MacAddress},
+    borrowed_frame::{Frame, FrameData},
     error::{Capability, OpenError},
     frame_status::FrameStatus,
     segments::{FrameSegments, OFFLOAD_BYTES, SegmentError, SegmentParts},

@@ -22,7 +22,8 @@ use rustix::{
 
 use self::kernel::{Filter, XdpRing};
 use super::{
-    Checksum, Frame, FrameData, HEADER_BYTES, MacAddress, Statistics,
+    Checksum, HEADER_BYTES, MacAddress, Statistics,
+    borrowed_frame::{Frame, FrameData},
     error::{Capability, OpenError},
     packet::{self, LinkSettings},
 };
