@@ -18,7 +18,7 @@ use std::{
 };
 
 use vigie::detect::Server;
-use vigie::via::software_nic::{self, Secret};
+use vigie::via::software_nic::SoftwareNicConfig;
 use vigie::via::{
     message::Endpoint, protocol::EngineConfig, shm::Shm, udp::Udp, vi::Provider, world::World,
 };
@@ -48,8 +48,7 @@ fn udp(world: &World, there: IpAddr) -> Result<Udp, Box<dyn Error>> {
     let way = UdpSocket::bind(SocketAddr::new(any, 0))?;
     way.connect(SocketAddr::new(there, 9))?;
     let here = SocketAddr::new(way.local_addr()?.ip(), 0);
-    let (secret, _) = world.identity().secret.split_first_chunk().ok_or("secrets are longer")?;
-    Ok(Udp::bind(here, Secret::new(*secret), software_nic::SoftwareNicConfig::default())?)
+    Ok(Udp::bind(here, world.secret(), SoftwareNicConfig::default())?)
 }
 
 /// Sends to all and receives from all.

@@ -23,7 +23,7 @@ use vigie::{
     via::{
         message::Endpoint,
         protocol::EngineConfig,
-        software_nic::{self, Secret},
+        software_nic::SoftwareNicConfig,
         udp::Udp,
         world::{Rank, World, WorldError},
     },
@@ -280,8 +280,7 @@ async fn exchange_over_network(world: World, deadline: Instant) {
     let way = UdpSocket::bind("0.0.0.0:0").expect("a socket");
     way.connect(SocketAddr::new(home, 9)).expect("there is a way");
     let here = SocketAddr::new(way.local_addr().expect("it has one").ip(), 0);
-    let (secret, _) = world.identity().secret.split_first_chunk().expect("it is longer");
-    let nic = Udp::bind(here, Secret::new(*secret), software_nic::SoftwareNicConfig::default());
+    let nic = Udp::bind(here, world.secret(), SoftwareNicConfig::default());
     let server = Server::current().expect("in a runtime");
     let (nic, config) = (nic.expect("a NIC"), EngineConfig::default());
     let endpoint = Endpoint::join_over(&server, &world, nic, config, deadline).await;

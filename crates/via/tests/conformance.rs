@@ -60,10 +60,10 @@ fn sim_conforms() {
 #[test]
 fn sim_conforms_with_small_limits() {
     let mut attributes = NicAttributes::named("sim-small");
-    attributes.max_transfer = 8192;
-    attributes.max_inline = 64;
-    attributes.max_segments = 4;
-    attributes.max_descriptors = 64;
+    attributes.transfer_bytes_max = 8192;
+    attributes.inline_bytes_max = 64;
+    attributes.segments_max = 4;
+    attributes.descriptors_max = 64;
     attributes.max_reliability = Reliability::ReliableDelivery;
     attributes.has_rdma_read = false;
     let plan = FaultPlan::reliable();

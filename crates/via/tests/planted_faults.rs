@@ -460,7 +460,7 @@ impl Provider for Faulty {
                 }
             }
             Fault::ForgivesManySegments => {
-                shortened.truncate(self.nic.attributes().max_segments);
+                shortened.truncate(self.nic.attributes().segments_max);
                 if matches!(descriptor.data, Data::Segments(_)) {
                     descriptor.data = Data::Segments(&shortened);
                 }
@@ -555,8 +555,8 @@ impl Fixture for Planted {
 
     fn nic(&mut self) -> Result<Faulty, SetupError> {
         let mut attributes = NicAttributes::named("faulty");
-        attributes.max_transfer = 8192;
-        attributes.max_descriptors = 64;
+        attributes.transfer_bytes_max = 8192;
+        attributes.descriptors_max = 64;
         Ok(Faulty::new(self.network.nic_with(attributes), self.fault))
     }
 

@@ -68,7 +68,7 @@ pub enum DropReason {
     #[error("an outdated packet")]
     Stale,
     /// Members that are too few to continue believe this one dead.
-    #[error("a view of a minority")]
+    #[error("a view of a minority of the group")]
     Minority,
     /// It is for a barrier that cannot have begun.
     #[error("a packet of a barrier that cannot have begun")]

@@ -33,7 +33,9 @@ pub enum MessagesError {
     )]
     HostCutThrough,
     /// A forwarder on a detection server has no program.
-    #[error("a forwarder on a detection server has no program: use a path by the interface")]
+    #[error(
+        "a forwarder on a detection server cannot run a program: choose a path by the interface"
+    )]
     NoProgram,
     /// Too many peers for one node.
     #[error("{count} peers, but a node has at most {most}: raise `peers_max`")]

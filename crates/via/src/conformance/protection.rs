@@ -50,7 +50,7 @@ fn local<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let reads = testbed.attributes().has_rdma_read && testbed.is_reliable();
     let mut operations = vec![Operation::Send, Operation::RdmaWrite];
     operations.extend(reads.then_some(Operation::RdmaRead));
-    let largest = testbed.attributes().max_transfer;
+    let largest = testbed.attributes().transfer_bytes_max;
     for operation in operations {
         let mut index = 0;
         loop {

@@ -89,7 +89,7 @@ fn shared<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
 
 fn receive_queue_full<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let (one, other) = testbed.pair()?;
-    let most = u64::try_from(testbed.attributes().max_descriptors).unwrap_or(0);
+    let most = u64::try_from(testbed.attributes().descriptors_max).unwrap_or(0);
     let full = |error: &ViError| matches!(error, ViError::QueueFull { queue: Queue::Receive });
     for _ in 0..2 {
         for cookie in 0..most {
@@ -121,7 +121,7 @@ fn receive_queue_full<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
 
 fn send_queue_full<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let (one, other) = testbed.pair()?;
-    let most = u64::try_from(testbed.attributes().max_descriptors).unwrap_or(0);
+    let most = u64::try_from(testbed.attributes().descriptors_max).unwrap_or(0);
     let full = |error: &ViError| matches!(error, ViError::QueueFull { queue: Queue::Send });
     let mut posted = 0;
     // A provider may or may not count completions that wait: it may take more descriptors than it says,

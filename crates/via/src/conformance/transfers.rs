@@ -108,7 +108,7 @@ fn gathered<F: Fixture>(
 
 fn pieces<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let (one, other) = testbed.pair()?;
-    let most = u64::try_from(testbed.attributes().max_segments).unwrap_or(1).min(64);
+    let most = u64::try_from(testbed.attributes().segments_max).unwrap_or(1).min(64);
     testbed.fill(&one, 0, REGION_BYTES)?;
     for (count, length) in [(1, 1000_u64), (2, 7), (most, 1), (most, 777), (most, 4000)] {
         let from = cut(&one, 13, length, count);
@@ -203,7 +203,7 @@ fn empty<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
 fn limits<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let (one, other) = testbed.pair()?;
     let attributes = testbed.attributes();
-    let most = usize::try_from(attributes.max_inline).unwrap_or(0).min(REGION_BYTES);
+    let most = usize::try_from(attributes.inline_bytes_max).unwrap_or(0).min(REGION_BYTES);
     let bytes = pattern(3, most + 1);
     let place = Some(other.place(0));
     let (first, second) = bytes[..most].split_at(most / 3);
@@ -220,18 +220,18 @@ fn limits<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let found = testbed.get(&other.region, 0, most)?;
     testbed.expect(Clause::Placement, "the most inline data", &found, &bytes[..most].to_vec())?;
     let too_much = |error: &ViError| matches!(error, ViError::TooMuch { .. });
-    if u64::try_from(most) == Ok(attributes.max_inline) {
+    if u64::try_from(most) == Ok(attributes.inline_bytes_max) {
         let pieces = [IoSlice::new(&bytes)];
         let write = descriptor(Operation::RdmaWrite, 1, place, Data::Inline(&pieces));
         let result = testbed.nics[0].post_send(one.vi, &write);
         testbed.refused(Clause::Limit, "too much inline data", result, too_much)?;
     }
 
-    let segments = vec![one.piece(0, 1); attributes.max_segments + 1];
+    let segments = vec![one.piece(0, 1); attributes.segments_max + 1];
     let write = descriptor(Operation::RdmaWrite, 1, place, Data::Segments(&segments));
     let result = testbed.nics[0].post_send(one.vi, &write);
     testbed.refused(Clause::Limit, "too many segments to send", result, too_much)?;
-    let segments = vec![other.piece(0, 1); attributes.max_segments + 1];
+    let segments = vec![other.piece(0, 1); attributes.segments_max + 1];
     let received = ReceiveDescriptor { cookie: 1, segments: &segments };
     let result = testbed.nics[1].post_receive(other.vi, &received);
     testbed.refused(Clause::Limit, "too many segments to receive", result, too_much)?;
@@ -309,7 +309,7 @@ fn earlier_writes<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
 
 fn largest<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let (one, other) = testbed.pair()?;
-    let limit = testbed.attributes().max_transfer;
+    let limit = testbed.attributes().transfer_bytes_max;
     let most = limit.min(testbed.profile.transfer_max);
     let length = usize::try_from(most).unwrap_or(0);
     let attributes = |tag| MemoryAttributes { tag, allows_write: true, allows_read: true };

@@ -150,7 +150,7 @@ fn send<F: Fixture>(
     if addressed == posted || sent - told == WINDOW {
         return Ok(());
     }
-    let most = PLACE_BYTES.min(testbed.attributes().max_inline);
+    let most = PLACE_BYTES.min(testbed.attributes().inline_bytes_max);
     let length = if random.bool() { random.u64(0..=most) } else { random.u64(0..=most.min(16)) };
     let bytes: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
     let from = sent % WINDOW * PLACE_BYTES;

@@ -35,22 +35,22 @@ impl SegmentKind {
 #[non_exhaustive]
 pub enum SegmentError {
     /// The header is cut off.
-    #[error("a header of {length} bytes about the segments of a frame")]
+    #[error("the kernel's segment header has only {length} bytes")]
     Short {
         /// Its length.
         length: usize,
     },
     /// It names a kind of segments that is not known here.
-    #[error("segments of the unknown kind {kind}")]
+    #[error("the kernel names an unknown kind of segments, {kind}")]
     Kind {
         /// The kind's number.
         kind: u8,
     },
     /// Segments of no bytes.
-    #[error("segments of no bytes")]
+    #[error("the kernel says that segments have no bytes")]
     Empty,
     /// The frame has no room for the headers of its segments.
-    #[error("a frame of {length} bytes with a transport header at byte {transport_at}")]
+    #[error("the transport header at byte {transport_at} is outside the frame of {length} bytes")]
     Outside {
         /// The length of the frame in bytes.
         length: usize,

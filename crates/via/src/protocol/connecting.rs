@@ -115,7 +115,7 @@ impl<P: Provider> MessageEngine<P> {
             descriptors: config.descriptors,
             control_entries: config.control_entries,
             cookie,
-            signal_every: u32::try_from(self.attributes.max_descriptors / 4).unwrap_or(64).max(1),
+            signal_every: u32::try_from(self.attributes.descriptors_max / 4).unwrap_or(64).max(1),
         })
     }
 

@@ -53,11 +53,11 @@ impl<P: Provider> MessageEngine<P> {
         let attributes = nic.attributes();
         let lacks =
             |what| Err(EngineError::UnsupportedProvider { provider: attributes.name, what });
-        if attributes.max_inline < 64 {
+        if attributes.inline_bytes_max < 64 {
             return lacks("it takes less than 64 bytes inline");
         }
 
-        let holds = u32::try_from(attributes.max_descriptors).unwrap_or(u32::MAX);
+        let holds = u32::try_from(attributes.descriptors_max).unwrap_or(u32::MAX);
         config.descriptors = config.descriptors.min(holds);
         config.control_entries = config.control_entries.min(holds / 4);
         if config.is_unreliable() {
@@ -77,7 +77,7 @@ impl<P: Provider> MessageEngine<P> {
         let staging_bytes = config.staging_frames as usize * frame_bytes as usize;
         let region = nic.allocate(staging_bytes, region_attributes(tag, false))?;
         let staging =
-            Staging::new(region, frame_bytes, config.staging_frames, attributes.max_inline);
+            Staging::new(region, frame_bytes, config.staging_frames, attributes.inline_bytes_max);
 
         let mut peers: Vec<Peer> = (0..size).map(|_| Peer::new(PeerLink::Absent)).collect();
         if let Some(own) = peers.get_mut(rank as usize) {
@@ -231,7 +231,7 @@ impl<P: Provider> MessageEngine<P> {
                 NicEvent::Broken { vi, reason } => {
                     if let Some(rank) = self.rank_with(vi) {
                         // The completions that wait are at most as many as all VIs hold.
-                        let held = self.attributes.max_descriptors.saturating_mul(2);
+                        let held = self.attributes.descriptors_max.saturating_mul(2);
                         let until = to_u64(held).saturating_mul(to_u64(self.peers.len()));
                         let until = self.worked.saturating_add(until);
                         self.broken.push(BrokenPeer { rank, reason, until });

@@ -87,7 +87,7 @@ pub(super) struct PeerParameters {
 pub(super) struct Staging {
     region: Region,
     frame_bytes: u32,
-    max_inline: u64,
+    inline_bytes_max: u64,
     free: Vec<u32>,
 }
 
@@ -108,14 +108,14 @@ pub(super) const fn cookie_of(rank: u32) -> u64 {
 }
 
 impl Staging {
-    pub(super) fn new(region: Region, frame_bytes: u32, count: u32, max_inline: u64) -> Self {
-        Self { region, frame_bytes, max_inline, free: (0..count).rev().collect() }
+    pub(super) fn new(region: Region, frame_bytes: u32, count: u32, inline_bytes_max: u64) -> Self {
+        Self { region, frame_bytes, inline_bytes_max, free: (0..count).rev().collect() }
     }
 
     /// Returns whether frames of that length need a buffer.
     #[inline]
     pub(super) const fn is_needed(&self, length: u64) -> bool {
-        length > self.max_inline
+        length > self.inline_bytes_max
     }
 
     /// Registers the buffers for VIs with a tag, if frames need any.

@@ -38,7 +38,7 @@ const NAME: &str = "shm";
 const ATTRIBUTES: NicAttributes = {
     let mut attributes = NicAttributes::named(NAME);
     // Posting copies the bytes, from any memory: registering gains nothing here.
-    attributes.max_inline = 1 << 20;
+    attributes.inline_bytes_max = 1 << 20;
     attributes.has_window = true;
     attributes
 };
@@ -569,7 +569,7 @@ impl Provider for Shm {
     fn post_send(&mut self, vi: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
         let found = self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))?;
         found.state_allows_send()?;
-        if found.core.sends_held >= ATTRIBUTES.max_descriptors {
+        if found.core.sends_held >= ATTRIBUTES.descriptors_max {
             return Err(ViError::QueueFull { queue: Queue::Send });
         }
         match descriptor.data {
@@ -577,13 +577,13 @@ impl Provider for Shm {
                 ATTRIBUTES.limit(
                     "the number of segments",
                     segments.len(),
-                    ATTRIBUTES.max_segments,
+                    ATTRIBUTES.segments_max,
                 )?;
             }
             Data::Inline(slices) => {
                 let length = slices.iter().fold(0, |sum: u64, s| sum.saturating_add(wide(s.len())));
-                if length > ATTRIBUTES.max_inline {
-                    let (what, limit) = ("the inline data", ATTRIBUTES.max_inline);
+                if length > ATTRIBUTES.inline_bytes_max {
+                    let (what, limit) = ("the inline data", ATTRIBUTES.inline_bytes_max);
                     return Err(ViError::TooMuch { what, provider: NAME, limit });
                 }
             }
@@ -598,13 +598,13 @@ impl Provider for Shm {
         descriptor: &ReceiveDescriptor<'_>,
     ) -> Result<(), ViError> {
         let found = self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))?;
-        if found.core.receives_held >= ATTRIBUTES.max_descriptors {
+        if found.core.receives_held >= ATTRIBUTES.descriptors_max {
             return Err(ViError::QueueFull { queue: Queue::Receive });
         }
         ATTRIBUTES.limit(
             "the number of segments",
             descriptor.segments.len(),
-            ATTRIBUTES.max_segments,
+            ATTRIBUTES.segments_max,
         )?;
         found.core.receives_held += 1;
         if found.core.state == ViState::Error {

@@ -212,7 +212,7 @@ impl Provider for SimNic {
         self.attributes.check_data(&descriptor.data)?;
         let mut world = self.alive()?;
         let vi = world.vi(self.end(id)).ok_or(ViError::UnknownVi(id))?;
-        vi.core.hold_send(self.attributes.max_descriptors)?;
+        vi.core.hold_send(self.attributes.descriptors_max)?;
         vi.posted_count += 1;
         vi.sends.push_back(PostedSend::new(descriptor, SendStage::Waiting));
         world.wake_sender(self.end(id));
@@ -224,11 +224,11 @@ impl Provider for SimNic {
         id: ViId,
         descriptor: &ReceiveDescriptor<'_>,
     ) -> Result<(), ViError> {
-        let NicAttributes { max_segments, max_descriptors, .. } = self.attributes;
-        self.attributes.limit("segments", descriptor.segments.len(), max_segments)?;
+        let NicAttributes { segments_max, descriptors_max, .. } = self.attributes;
+        self.attributes.limit("segments", descriptor.segments.len(), segments_max)?;
         let mut world = self.alive()?;
         let vi = world.vi(self.end(id)).ok_or(ViError::UnknownVi(id))?;
-        vi.core.hold_receive(max_descriptors)?;
+        vi.core.hold_receive(descriptors_max)?;
         let segments = descriptor.segments.to_vec();
         world.post_receive(self.end(id), PostedReceive { cookie: descriptor.cookie, segments });
         Ok(())

@@ -343,7 +343,7 @@ fn make_body(
             .try_fold(0_u64, |sum, segment| sum.checked_add(segment.length))
             .ok_or(Status::LengthError)?,
     };
-    if length > nic.attributes.max_transfer {
+    if length > nic.attributes.transfer_bytes_max {
         return Err(Status::LengthError);
     }
     let bytes = match &posted.data {

@@ -106,8 +106,8 @@ impl<P: Path> SoftwareEngine<P> {
         let packet_bytes_max = config.packet_bytes_max.clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
         let config = config.packet_bytes_max(packet_bytes_max);
         let mut attributes = NicAttributes::named(name);
-        attributes.max_transfer = transfer::TRANSFER_MAX;
-        attributes.max_inline = attributes.max_inline.min(transfer::TRANSFER_MAX);
+        attributes.transfer_bytes_max = transfer::TRANSFER_MAX;
+        attributes.inline_bytes_max = attributes.inline_bytes_max.min(transfer::TRANSFER_MAX);
         let mut names = Names::new(seed);
         let nic = names.fresh();
         Self {

@@ -171,7 +171,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         let attributes = self.engine.attributes;
         attributes.check_data(&descriptor.data)?;
         let found = self.vi(vi)?;
-        found.core.hold_send(attributes.max_descriptors)?;
+        found.core.hold_send(attributes.descriptors_max)?;
         found.sends.push_back(PostedSend::new(descriptor, SendStage::Waiting));
         self.engine.wake(vi);
         self.go_on();
@@ -184,9 +184,9 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         descriptor: &ReceiveDescriptor<'_>,
     ) -> Result<(), ViError> {
         let attributes = self.engine.attributes;
-        attributes.limit("segments", descriptor.segments.len(), attributes.max_segments)?;
+        attributes.limit("segments", descriptor.segments.len(), attributes.segments_max)?;
         let found = self.engine.vis.get_mut(&vi).ok_or(ViError::UnknownVi(vi))?;
-        found.core.hold_receive(attributes.max_descriptors)?;
+        found.core.hold_receive(attributes.descriptors_max)?;
         let ReceiveDescriptor { cookie, segments } = *descriptor;
         if found.core.state == ViState::Error {
             found.core.flush_receive(&mut self.engine.objects, cookie);

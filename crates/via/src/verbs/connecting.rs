@@ -255,7 +255,7 @@ impl Verbs {
     fn activate(&mut self, name: u32, peer: &QpEndpoint) -> io::Result<()> {
         let Some(vi) = self.vis.get_mut(&name) else { return Ok(()) };
         let Some(link) = &mut vi.link else { return Ok(()) };
-        let most = self.device.attributes.max_transfer;
+        let most = self.device.attributes.transfer_bytes_max;
         for posted in &vi.receives {
             let mut pieces = self.table.scatter(vi.attributes.tag, &posted.segments, most);
             link.pair.post_receive(link.receive_number(), pieces.as_mut_slice())?;

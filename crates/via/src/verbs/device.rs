@@ -115,10 +115,10 @@ impl Device {
         device.inline_bytes = inline_bytes.ok_or_else(|| weak("64 inline bytes"))?;
         let wide = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
         let attributes = &mut device.attributes;
-        attributes.max_transfer = u64::from(limits.message_bytes).min((1 << 31) - 1);
-        attributes.max_inline = u64::from(device.inline_bytes);
-        attributes.max_segments = wide(segments);
-        attributes.max_descriptors = wide(descriptors);
+        attributes.transfer_bytes_max = u64::from(limits.message_bytes).min((1 << 31) - 1);
+        attributes.inline_bytes_max = u64::from(device.inline_bytes);
+        attributes.segments_max = wide(segments);
+        attributes.descriptors_max = wide(descriptors);
         attributes.max_reliability = Reliability::ReliableReception;
         attributes.unreliable_bytes = limits.packet_bytes();
         Ok(device)

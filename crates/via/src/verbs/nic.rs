@@ -313,7 +313,7 @@ impl Verbs {
             Data::Inline(_) if is_read => Err(Status::FormatError),
             Data::Inline(pieces) => Ok((SgeList::new(), inline_length(pieces))),
             Data::Segments(segments) => {
-                let most = self.device.attributes.max_transfer;
+                let most = self.device.attributes.transfer_bytes_max;
                 self.table.gather(vi.attributes.tag, segments, most)
             }
         }
@@ -537,17 +537,17 @@ impl Provider for Verbs {
         let attributes = &self.device.attributes;
         match descriptor.data {
             Data::Segments(segments) => {
-                limit("the number of segments", segments.len(), attributes.max_segments)?;
+                limit("the number of segments", segments.len(), attributes.segments_max)?;
             }
             Data::Inline(pieces) => {
-                let most = attributes.max_inline;
+                let most = attributes.inline_bytes_max;
                 if inline_length(pieces) > most {
                     let what = "the inline data";
                     return Err(ViError::TooMuch { what, provider: NAME, limit: most });
                 }
             }
         }
-        if found.sends.len() >= attributes.max_descriptors {
+        if found.sends.len() >= attributes.descriptors_max {
             return Err(ViError::QueueFull { queue: Queue::Send });
         }
         self.send(vi.0, descriptor)
@@ -558,11 +558,11 @@ impl Provider for Verbs {
         vi: ViId,
         descriptor: &ReceiveDescriptor<'_>,
     ) -> Result<(), ViError> {
-        let most = self.device.attributes.max_transfer;
+        let most = self.device.attributes.transfer_bytes_max;
         let attributes = self.device.attributes;
         let found = self.vis.get_mut(&vi.0).ok_or(ViError::UnknownVi(vi))?;
-        limit("the number of segments", descriptor.segments.len(), attributes.max_segments)?;
-        if found.receives.len() >= attributes.max_descriptors {
+        limit("the number of segments", descriptor.segments.len(), attributes.segments_max)?;
+        if found.receives.len() >= attributes.descriptors_max {
             return Err(ViError::QueueFull { queue: Queue::Receive });
         }
         if let Some(link) = found.link.as_mut().filter(|link| link.is_active()) {

@@ -52,7 +52,7 @@ pub enum Data<'a> {
     /// Pieces of registered memory, in order. They belong to the NIC until the completion.
     Segments(&'a [LocalSegment]),
     /// Bytes from any memory, which are copied when the descriptor is posted; at most
-    /// [`NicAttributes::max_inline`](super::NicAttributes::max_inline) in all. Not for reads.
+    /// [`NicAttributes::inline_bytes_max`](super::NicAttributes::inline_bytes_max) in all. Not for reads.
     Inline(&'a [IoSlice<'a>]),
 }
 

@@ -39,10 +39,10 @@ impl NicAttributes {
     /// Checks the length of what is posted.
     pub(crate) fn check_data(&self, data: &Data<'_>) -> Result<(), ViError> {
         match data {
-            Data::Segments(segments) => self.limit("segments", segments.len(), self.max_segments),
+            Data::Segments(segments) => self.limit("segments", segments.len(), self.segments_max),
             Data::Inline(pieces) => {
                 let length = pieces.iter().fold(0, |sum: usize, it| sum.saturating_add(it.len()));
-                let limit = usize::try_from(self.max_inline).unwrap_or(usize::MAX);
+                let limit = usize::try_from(self.inline_bytes_max).unwrap_or(usize::MAX);
                 self.limit("inline data", length, limit)
             }
         }

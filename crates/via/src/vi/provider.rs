@@ -103,13 +103,13 @@ pub struct NicAttributes {
     /// The provider's name, for messages and metrics.
     pub name: &'static str,
     /// The longest transfer of one descriptor, in bytes.
-    pub max_transfer: u64,
+    pub transfer_bytes_max: u64,
     /// The most bytes of [`Data::Inline`](super::Data::Inline).
-    pub max_inline: u64,
+    pub inline_bytes_max: u64,
     /// The most data segments of a descriptor.
-    pub max_segments: usize,
+    pub segments_max: usize,
     /// The most descriptors that one queue of a VI holds.
-    pub max_descriptors: usize,
+    pub descriptors_max: usize,
     /// The highest level that its VIs may request.
     pub max_reliability: Reliability,
     /// The NIC offers RDMA reads.
@@ -128,10 +128,10 @@ impl NicAttributes {
     pub const fn named(name: &'static str) -> Self {
         Self {
             name,
-            max_transfer: (1 << 31) - 1,
-            max_inline: 256,
-            max_segments: 16,
-            max_descriptors: 1024,
+            transfer_bytes_max: (1 << 31) - 1,
+            inline_bytes_max: 256,
+            segments_max: 16,
+            descriptors_max: 1024,
             max_reliability: Reliability::ReliableReception,
             has_rdma_read: true,
             has_window: false,

@@ -57,7 +57,7 @@ pub enum WorldError {
     Pmi(#[from] PmiError),
     /// No value was there, and this launcher cannot be asked to wait. A value is certainly there only after a
     /// barrier that its rank entered after putting it.
-    #[error("{rank} had put nothing for `{key}`: pass a barrier between `put` and `get`")]
+    #[error("{rank} has put nothing for `{key}`: pass a barrier between `put` and `get`")]
     NotPut {
         /// The rank whose value was asked for.
         rank: Rank,
@@ -161,7 +161,7 @@ pub enum JoinRefusal {
     #[error("another process has joined as this rank; give each process its own `VIGIE_RANK`")]
     Taken,
     /// The rank came after the time for arrivals, or after the end.
-    #[error("the time for arrivals is over")]
+    #[error("the rank came after the deadline for joining")]
     TooLate,
     /// A reason that this version does not know.
     #[error("for a reason that this version does not know")]

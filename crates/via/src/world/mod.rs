@@ -178,6 +178,14 @@ impl World {
         &self.bootstrap.membership().identity
     }
 
+    /// Returns the secret for NICs and groups of this world, which all its ranks share: the first half of its
+    /// [identity's](Self::identity).
+    #[must_use]
+    pub fn secret(&self) -> Secret {
+        let whole = &self.identity().secret;
+        Secret::new(std::array::from_fn(|at| whole[at]))
+    }
+
     /// Publishes `value` under `key`, once.
     ///
     /// # Cancel safety

@@ -25,8 +25,8 @@ pub(crate) struct Cluster {
 /// Returns the attributes of a NIC with scarce resources.
 pub(crate) fn scarce() -> NicAttributes {
     let mut attributes = NicAttributes::named("sim");
-    attributes.max_descriptors = 64;
-    attributes.max_inline = 64;
+    attributes.descriptors_max = 64;
+    attributes.inline_bytes_max = 64;
     attributes
 }
 

@@ -43,14 +43,14 @@ fn an_engine_needs_a_nic_that_carries_it() {
     assert_eq!((found.rank(), found.size(), found.kept()), (2, 3, 0));
     assert_eq!(found.config.frame_bytes_max, 512);
     assert!(matches!(make(|_| {}, 3, small()), Err(EngineError::NoSuchRank { rank: 3, size: 3 })));
-    assert!(make(|one| one.max_inline = 64, 0, small()).is_ok());
-    assert!(make(|one| one.max_inline = 63, 0, small()).is_err());
+    assert!(make(|one| one.inline_bytes_max = 64, 0, small()).is_ok());
+    assert!(make(|one| one.inline_bytes_max = 63, 0, small()).is_err());
     let reliable = EngineConfig { reliability: Reliability::ReliableReception, ..small() };
     assert!(make(|_| {}, 0, reliable).is_ok());
     let lower: fn(&mut NicAttributes) = |one| one.max_reliability = Reliability::ReliableDelivery;
     assert!(make(lower, 0, small()).is_ok() && make(lower, 0, reliable).is_err());
     // As many as its queues hold.
-    let found = make(|one| one.max_descriptors = 20, 0, small()).expect("an engine");
+    let found = make(|one| one.descriptors_max = 20, 0, small()).expect("an engine");
     assert_eq!((found.config.descriptors, found.config.control_entries), (20, 5));
     // Over unreliable VIs, frames fit into a packet; over others the packet does not matter.
     let short: fn(&mut NicAttributes) = |one| one.unreliable_bytes = 300;

@@ -212,7 +212,7 @@ fn room_is_credit_and_a_buffer() {
 #[test]
 fn a_full_queue_costs_nothing() {
     let mut attributes = NicAttributes::named("sim");
-    attributes.max_descriptors = 32;
+    attributes.descriptors_max = 32;
     let mut pair = Pair::with(EngineConfig::default(), attributes);
     let (link, nic, _) = parts(pair.engine(0));
     let sent = (0..100)
@@ -336,7 +336,7 @@ fn a_sleeper_is_rung_for_credit() {
 #[test]
 fn one_descriptor_in_a_quarter_is_signaled() {
     let mut attributes = NicAttributes::named("sim");
-    attributes.max_descriptors = 64;
+    attributes.descriptors_max = 64;
     let mut pair = Pair::with(EngineConfig::default(), attributes);
     assert_eq!(direct(&mut pair, 0).signal_every, 16);
     for (count, completions) in [(15, 0), (1, 1), (15, 0), (1, 1)] {

@@ -164,7 +164,7 @@ fn a_silent_peer_is_given_up() {
 fn what_finds_no_descriptor_is_due_soon() {
     let config = EngineConfig { area_bytes: 65_536, frame_bytes_max: 512, ..unreliable() };
     let mut attributes = NicAttributes::named("sim");
-    attributes.max_descriptors = 40;
+    attributes.descriptors_max = 40;
     let mut pair = Pair::with(config, attributes);
     let now = pair.network.now();
     let (soon, late) = (now.saturating_add(MILLISECOND / 4), now.saturating_add(2 * MILLISECOND));

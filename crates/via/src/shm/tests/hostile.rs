@@ -485,7 +485,7 @@ fn judge(
         return Err("the death of the peer went unnoticed".into());
     }
     // Every descriptor has ended: the queues have room for as many again.
-    let limit = victim.nic.attributes().max_descriptors;
+    let limit = victim.nic.attributes().descriptors_max;
     victim.nic.disconnect(victim.vi).map_err(text)?;
     victim.take(outcome);
     for _ in 0..limit {

@@ -56,7 +56,7 @@ pub enum PmiError {
         message: String,
     },
     /// The launcher carries too little to be useful.
-    #[error("{what} of at most {limit} bytes, where {needed} are needed")]
+    #[error("{what} needs {needed} bytes, but the launcher allows {limit}")]
     TooShort {
         /// The text that is limited.
         what: &'static str,
