@@ -4,35 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use super::Flow;
+use super::flow::Flow;
+use super::job::{JobStep, ResourceJob};
 use super::report::{FlowReport, ResourceReport, SimulationReport};
 use super::resource::{Resource, ResourceServer};
 use crate::model::{Bus, Placement, SwitchingMode};
-
-/// The work of a resource for a message.
-#[derive(Clone, Copy, Debug)]
-enum JobStep {
-    Receive,
-    BusIn,
-    Algorithm,
-    BusOut,
-    Send,
-}
-
-/// A packet, or for [`JobStep::Algorithm`] a message, that a resource processes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ResourceJob {
-    flow: usize,
-    message: u32,
-    step: JobStep,
-}
-
-impl ResourceJob {
-    /// Returns whether it goes before others on a half-duplex bus: departures make room for arrivals.
-    pub(super) const fn is_urgent(self) -> bool {
-        matches!(self.step, JobStep::BusOut)
-    }
-}
 
 /// The end of a job: the time, the sequence number of its start, and the resource.
 type JobEnd = Reverse<(u64, u64, Resource)>;

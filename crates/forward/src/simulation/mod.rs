@@ -31,61 +31,18 @@
 //! ```
 
 mod engine;
+mod error;
+mod flow;
+mod job;
 mod report;
 mod resource;
 
-use std::time::Duration;
-
-use thiserror::Error;
-
 use self::engine::SimulationEngine;
+pub use self::error::{STEPS_MAX, SimulationError};
+pub use self::flow::Flow;
 pub use self::report::{FlowReport, ResourceReport, SimulationReport};
 pub use self::resource::Resource;
 use crate::cost::TIME_MAX;
-use crate::model::{Bus, Parameters, Path};
-
-/// The maximum number of transfers and runs of algorithms in one simulation.
-pub const STEPS_MAX: u64 = 50_000_000;
-
-/// Messages of one kind on one path through the node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a simulation runs it"]
-pub struct Flow {
-    pub(crate) parameters: Parameters,
-    pub(crate) path: Path,
-    pub(crate) t_algo: Duration,
-    pub(crate) messages: u32,
-    pub(crate) port_in: u16,
-    pub(crate) port_out: u16,
-}
-
-impl Flow {
-    /// Creates a flow of one message, with the algorithm's time on its path, from port 0 to port 0.
-    ///
-    /// The host may cut through on a half-duplex bus too, which the closed form leaves out.
-    pub const fn new(parameters: Parameters, path: Path, t_algo: Duration) -> Self {
-        Self { parameters, path, t_algo, messages: 1, port_in: 0, port_out: 0 }
-    }
-
-    /// Sets the number of messages. Default: 1.
-    pub const fn messages(mut self, count: u32) -> Self {
-        self.messages = count;
-        self
-    }
-
-    /// Sets the receive link and the send link, by number; flows with the same number share a link.
-    /// Default: 0 and 0. A receive link and a send link are never shared: ports are full-duplex.
-    pub const fn ports(mut self, port_in: u16, port_out: u16) -> Self {
-        self.port_in = port_in;
-        self.port_out = port_out;
-        self
-    }
-
-    /// The steps of one message: two links, possibly two crossings of the bus, and the algorithm.
-    fn steps(&self) -> u64 {
-        u64::from(self.messages) * (4 * u64::from(self.parameters.message().nb()) + 1)
-    }
-}
 
 /// A node with the flows that cross it concurrently.
 #[derive(Clone, Debug)]
@@ -135,36 +92,4 @@ impl Simulation {
         }
         Ok(())
     }
-}
-
-/// The reason why a simulation cannot run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum SimulationError {
-    /// There is nothing to forward.
-    #[error("a flow without messages, or no flow: give each at least one")]
-    NoMessages,
-    /// Flows that require different nodes.
-    #[error("a node has one bus, and the first flow's is {first:?}: give all flows the same")]
-    TwoBuses {
-        /// The bus of the first flow.
-        first: Bus,
-    },
-    /// Costs that only live systems have.
-    #[error(
-        "hand-overs, idle times and shared processors are not simulated: leave them out of the parameters"
-    )]
-    UnsupportedCosts,
-    /// An algorithm that is too slow to be intended.
-    #[error("an algorithm of {time:?}: it must be at most {TIME_MAX:?}")]
-    Algorithm {
-        /// The value given.
-        time: Duration,
-    },
-    /// Too many steps.
-    #[error("{steps} steps are more than {STEPS_MAX}: simulate fewer messages, or larger packets")]
-    TooLong {
-        /// The steps that would be needed.
-        steps: u64,
-    },
 }

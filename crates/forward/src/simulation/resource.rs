@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use super::engine::ResourceJob;
+use super::job::ResourceJob;
 
 /// A part of the node that serves one packet or message at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
