@@ -1,4 +1,4 @@
-//! The error of models, and the limits that it names.
+//! The errors of models and pipelines, and the limits that they name.
 
 use std::time::Duration;
 
@@ -63,5 +63,35 @@ pub enum ModelError {
     Window {
         /// The value given.
         window: u32,
+    },
+}
+
+/// The reason why a pipeline cannot be built.
+#[cfg(feature = "pipeline")]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PipelineError {
+    /// No packet fits into the bucket of a meter.
+    #[error("a burst of {bytes} bytes passes no packet: give at least the MTU plus 14")]
+    Burst {
+        /// The burst given, in bytes.
+        bytes: u64,
+    },
+    /// A stage needs whole messages.
+    #[error(
+        "stage {stage:?} must see a whole message before its start may leave: use store-and-forward, or \
+         leave the stage out"
+    )]
+    NeedsWhole {
+        /// The stage.
+        stage: String,
+    },
+    /// A setting out of range.
+    #[error("{name} is {value}, and must be at least 1")]
+    InvalidSetting {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: usize,
     },
 }

@@ -79,6 +79,8 @@ mod enums;
 #[cfg(feature = "nic")]
 pub mod bpf;
 mod cost;
+#[cfg(feature = "pipeline")]
+mod drop_reason;
 mod error;
 #[cfg(feature = "host")]
 pub mod host;

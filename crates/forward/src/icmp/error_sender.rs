@@ -6,8 +6,8 @@ use vigie_detect::Instant;
 
 use super::{ErrorCause, ErrorContext, QUOTED_BYTES_MAX};
 use crate::{
+    drop_reason::DropReason,
     packet::{Packet, Port},
-    pipeline::DropReason,
     tables::{Fib, FibReader, FibSnapshot, Interface, TrafficCounters},
 };
 

@@ -4,10 +4,10 @@ use fastrand::Rng;
 use thiserror::Error;
 use vigie_detect::Instant;
 
-use super::stage::{Stage, Verdict};
 use crate::{
     model::{Sees, Writes},
     packet::{Packet, Port},
+    stages::{stage::Stage, verdict::Verdict},
 };
 
 /// A violation of the contract by a stage.

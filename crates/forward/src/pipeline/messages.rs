@@ -13,10 +13,15 @@
 use indexmap::IndexMap;
 use vigie_detect::Instant;
 
-use super::{OnFull, Stages, output::OutputQueues, reason::DropReason, stage::Verdict};
+use super::{
+    output::{OnFull, OutputQueues},
+    sequence::Stages,
+};
 use crate::{
+    drop_reason::DropReason,
     model::{Sees, StageModel},
     packet::{Packet, Part, Port},
+    stages::verdict::Verdict,
     tables::TrafficCounters,
 };
 

@@ -2,11 +2,22 @@
 
 use std::collections::VecDeque;
 
-use super::{OnFull, reason::DropReason};
 use crate::{
+    drop_reason::DropReason,
     packet::{Packet, Port},
     tables::TrafficCounters,
 };
+
+/// The treatment of a packet for which a buffer has no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "it waits, or it does not")]
+pub enum OnFull {
+    /// It waits, and all behind it: back-pressure that reaches the caller of `offer`.
+    #[default]
+    Wait,
+    /// It is dropped ([`DropReason::BufferFull`]); others pass.
+    Drop,
+}
 
 #[derive(Debug)]
 struct OutputQueue {

@@ -1,13 +1,9 @@
 //! Checksums of whole packets.
 
-use vigie_detect::Instant;
-
-use super::UNREADABLE;
+use super::verdict::{UNREADABLE, Verdict};
 use crate::{
-    cost::{Bandwidth, Cost},
-    model::{Sees, StageModel, Writes},
+    drop_reason::DropReason,
     packet::{Packet, Verified},
-    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
 };
 
 /// The treatment of checksums.
@@ -54,20 +50,9 @@ impl Checksum {
     pub const fn mode(&self) -> ChecksumMode {
         self.mode
     }
-}
 
-impl Stage for Checksum {
-    fn model(&self) -> StageModel {
-        if self.mode == ChecksumMode::VerifyHeader {
-            return StageModel::new("header checksum").sees(Sees::Header).writes(Writes::Yes);
-        }
-        // Unmeasured, assume about 10 GB/s on one core.
-        let cost = Bandwidth::new(10_000_000_000).map_or(Cost::ZERO, Cost::per_byte);
-        let model = StageModel::new("checksum").sees(Sees::Everything).writes(Writes::Yes);
-        model.on_host(cost).on_nic(cost)
-    }
-
-    fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
+    /// Verifies or fills the checksums of a packet.
+    pub(super) fn decide(self, packet: &mut Packet) -> Verdict {
         let done = match self.mode {
             ChecksumMode::Verify => packet.verify(),
             ChecksumMode::VerifyHeader => packet.verify_header(),
@@ -78,9 +63,5 @@ impl Stage for Checksum {
             Ok(_) => Verdict::Pass,
             Err(_) => UNREADABLE,
         }
-    }
-
-    fn offload(&self) -> Offload<'_> {
-        Offload::Builtin(BuiltinStage::Checksum(self))
     }
 }

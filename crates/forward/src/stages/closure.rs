@@ -4,11 +4,8 @@ use std::fmt;
 
 use vigie_detect::Instant;
 
-use crate::{
-    model::StageModel,
-    packet::Packet,
-    pipeline::{Stage, Verdict},
-};
+use super::{stage::Stage, verdict::Verdict};
+use crate::{model::StageModel, packet::Packet};
 
 /// A closure as a stage. It runs only on the host.
 ///

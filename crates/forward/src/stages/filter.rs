@@ -5,14 +5,12 @@ use std::{
     ops::RangeInclusive,
 };
 
-use vigie_detect::Instant;
 use vigie_via::link::EtherType;
 
-use super::UNREADABLE;
+use super::verdict::{UNREADABLE, Verdict};
 use crate::{
-    model::{Sees, StageModel, Writes},
+    drop_reason::DropReason,
     packet::{Headers, Packet, Port},
-    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
     tables::Prefix,
 };
 
@@ -227,15 +225,10 @@ impl Filter {
     pub const fn default_action(&self) -> Action {
         self.default_action
     }
-}
 
-impl Stage for Filter {
-    fn model(&self) -> StageModel {
-        StageModel::new("filter").sees(Sees::Header).writes(Writes::Yes)
-    }
-
+    /// Passes or drops a packet.
     #[inline]
-    fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
+    pub(super) fn decide(&self, packet: &mut Packet) -> Verdict {
         let Ok(headers) = packet.headers() else { return UNREADABLE };
         let rule =
             self.rules.iter().find(|rule| rule.means(packet.ingress(), &headers, packet.bytes()));
@@ -243,9 +236,5 @@ impl Stage for Filter {
             Action::Accept => Verdict::Pass,
             Action::Drop => Verdict::Drop(self.reason),
         }
-    }
-
-    fn offload(&self) -> Offload<'_> {
-        Offload::Builtin(BuiltinStage::Filter(self))
     }
 }

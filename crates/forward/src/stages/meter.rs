@@ -4,12 +4,8 @@ use std::time::Duration;
 
 use vigie_detect::Instant;
 
-use crate::{
-    cost::Bandwidth,
-    model::{Sees, StageModel, Writes},
-    packet::Packet,
-    pipeline::{BuiltinStage, DropReason, Offload, PipelineError, Stage, Verdict},
-};
+use super::verdict::Verdict;
+use crate::{cost::Bandwidth, drop_reason::DropReason, error::PipelineError};
 
 /// Passes packets within a rate and a burst, by a token bucket, and drops the rest ([`DropReason::Metered`]). Frames count
 /// with their Ethernet headers.
@@ -46,6 +42,13 @@ impl Meter {
         burst_bytes: u64,
     }
 
+    /// Passes so many bytes, of a frame or a message, or drops them all.
+    #[inline]
+    pub(super) fn decide(&mut self, bytes: usize, now: Instant) -> Verdict {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(DropReason::Metered) }
+    }
+
     /// Takes tokens for a frame, if there are enough.
     fn take(&mut self, bytes: u64, now: Instant) -> bool {
         let full_at = self.full_at.max(now) + self.rate.time(bytes);
@@ -56,29 +59,5 @@ impl Meter {
         }
         self.full_at = full_at;
         true
-    }
-}
-
-impl Stage for Meter {
-    fn model(&self) -> StageModel {
-        // It needs the lengths of all packets before it can pass the first one.
-        StageModel::new("meter").sees(Sees::Everything).writes(Writes::Yes)
-    }
-
-    #[inline]
-    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
-        let bytes = u64::try_from(packet.len()).unwrap_or(u64::MAX);
-        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(DropReason::Metered) }
-    }
-
-    /// A message that does not fit is not passed in part.
-    fn process_message(&mut self, packets: &mut [Packet], now: Instant) -> Verdict {
-        let bytes: usize = packets.iter().map(Packet::len).sum();
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(DropReason::Metered) }
-    }
-
-    fn offload(&self) -> Offload<'_> {
-        Offload::Builtin(BuiltinStage::Meter(self))
     }
 }

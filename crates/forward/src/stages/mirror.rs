@@ -1,12 +1,7 @@
 //! Copies of packets, for monitoring.
 
-use vigie_detect::Instant;
-
-use crate::{
-    model::{Sees, StageModel, Writes},
-    packet::{Packet, Port},
-    pipeline::{BuiltinStage, Offload, Stage, Verdict},
-};
+use super::verdict::Verdict;
+use crate::packet::{Packet, Port};
 
 /// Sends a copy of each packet, as it is at this stage, to a port.
 ///
@@ -41,24 +36,14 @@ impl Mirror {
     pub const fn ingress(&self) -> Option<Port> {
         self.from
     }
-}
 
-impl Stage for Mirror {
-    fn model(&self) -> StageModel {
-        // It needs no bytes, but every packet.
-        StageModel::new("mirror").sees(Sees::Everything).writes(Writes::No)
-    }
-
+    /// Copies a packet, if it arrived on the port.
     #[inline]
-    fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
+    pub(super) fn decide(self, packet: &Packet) -> Verdict {
         if self.from.is_none_or(|from| from == packet.ingress()) {
             Verdict::Copy(self.to)
         } else {
             Verdict::Pass
         }
-    }
-
-    fn offload(&self) -> Offload<'_> {
-        Offload::Builtin(BuiltinStage::Mirror(self))
     }
 }

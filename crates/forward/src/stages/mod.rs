@@ -9,8 +9,11 @@ mod mirror;
 mod nat;
 mod rewrite;
 mod route;
+pub(crate) mod stage;
+mod stock;
 mod ttl;
 mod unresolved;
+pub(crate) mod verdict;
 
 #[cfg(test)]
 mod tests;
@@ -26,19 +29,3 @@ pub use self::{
     route::RouteStage,
     ttl::Ttl,
 };
-use crate::{
-    packet::EditError,
-    pipeline::{DropReason, Verdict},
-};
-
-/// The verdict on a packet that a stage could not edit.
-const fn refused(error: &EditError) -> Verdict {
-    Verdict::Drop(match error {
-        EditError::Parse(_) => DropReason::Malformed,
-        EditError::NoField { .. } => DropReason::NotIp,
-        EditError::Expired => DropReason::TtlExpired,
-    })
-}
-
-/// The verdict on a packet that cannot be parsed.
-const UNREADABLE: Verdict = Verdict::Drop(DropReason::Malformed);

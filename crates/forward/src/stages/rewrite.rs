@@ -2,15 +2,10 @@
 
 use std::net::IpAddr;
 
-use vigie_detect::Instant;
 use vigie_via::link::MacAddress;
 
-use super::refused;
-use crate::{
-    model::{Sees, StageModel, Writes},
-    packet::{EditError, Packet, Port},
-    pipeline::{BuiltinStage, Offload, Stage, Verdict},
-};
+use super::verdict::{Verdict, refused};
+use crate::packet::{EditError, Packet, Port};
 
 /// Replaces Ethernet and IP addresses, updates the checksums, and may name the port of packets.
 ///
@@ -83,6 +78,18 @@ impl Rewrite {
         self.port
     }
 
+    /// Edits a packet, if it arrived on the port.
+    #[inline]
+    pub(super) fn decide(&self, packet: &mut Packet) -> Verdict {
+        if self.ingress.is_some_and(|port| port != packet.ingress()) {
+            return Verdict::Pass;
+        }
+        match self.apply(packet) {
+            Ok(()) => self.port.map_or(Verdict::Pass, Verdict::SetEgress),
+            Err(error) => refused(&error),
+        }
+    }
+
     fn apply(&self, packet: &mut Packet) -> Result<(), EditError> {
         // Fallible edits come first, so that nothing is changed on failure.
         if self.source.is_some() || self.destination.is_some() {
@@ -111,26 +118,5 @@ impl Rewrite {
         }
 
         Ok(())
-    }
-}
-
-impl Stage for Rewrite {
-    fn model(&self) -> StageModel {
-        StageModel::new("rewrite").sees(Sees::Header).writes(Writes::Yes)
-    }
-
-    #[inline]
-    fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
-        if self.ingress.is_some_and(|port| port != packet.ingress()) {
-            return Verdict::Pass;
-        }
-        match self.apply(packet) {
-            Ok(()) => self.port.map_or(Verdict::Pass, Verdict::SetEgress),
-            Err(error) => refused(&error),
-        }
-    }
-
-    fn offload(&self) -> Offload<'_> {
-        Offload::Builtin(BuiltinStage::Rewrite(self))
     }
 }

@@ -5,13 +5,12 @@ use std::{fmt, net::IpAddr, time::Duration};
 use vigie_detect::Instant;
 
 use super::{
-    UNREADABLE,
     unresolved::{Neighbour, Unresolved},
+    verdict::{UNREADABLE, Verdict},
 };
 use crate::{
-    model::{Sees, StageModel, Writes},
+    drop_reason::DropReason,
     packet::{Fragment, Packet, Port, fragmentable},
-    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
     tables::{Fib, FibReader, FibSnapshot, NextHopError},
 };
 
@@ -58,21 +57,10 @@ impl RouteStage {
     pub const fn fib(&self) -> &Fib {
         &self.fib
     }
-}
 
-impl fmt::Debug for RouteStage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouteStage").field("fib", &self.fib).finish_non_exhaustive()
-    }
-}
-
-impl Stage for RouteStage {
-    fn model(&self) -> StageModel {
-        StageModel::new("route").sees(Sees::Header).writes(Writes::Yes)
-    }
-
+    /// Routes a packet, or holds it until its neighbour is known.
     #[inline]
-    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+    pub(super) fn decide(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
         let Self { reader, unresolved, wanted, .. } = self;
         let fib = reader.get();
         let mut unresolved = unresolved.as_mut().filter(|_| packet.part().is_none());
@@ -90,7 +78,8 @@ impl Stage for RouteStage {
         }
     }
 
-    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+    /// Gives out the next packet that waits no longer, with its verdict.
+    pub(super) fn give_out(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
         let Self { reader, unresolved, wanted, .. } = self;
         let unresolved = unresolved.as_mut()?;
         if unresolved.len() == 0 {
@@ -112,17 +101,21 @@ impl Stage for RouteStage {
         Some((packet, Verdict::Drop(reason)))
     }
 
-    fn next_release(&self, now: Instant) -> Option<Instant> {
+    /// Returns when to ask for packets again.
+    pub(super) fn next_look(&self, now: Instant) -> Option<Instant> {
         let unresolved = self.unresolved.as_ref()?;
         (unresolved.len() > 0).then(|| now + LOOK)
     }
 
-    fn held_packets(&self) -> usize {
+    /// Returns the number of packets that wait.
+    pub(super) fn waiting_packets(&self) -> usize {
         self.unresolved.as_ref().map_or(0, Unresolved::len)
     }
+}
 
-    fn offload(&self) -> Offload<'_> {
-        Offload::Builtin(BuiltinStage::Route(self))
+impl fmt::Debug for RouteStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RouteStage").field("fib", &self.fib).finish_non_exhaustive()
     }
 }
 

@@ -1,13 +1,7 @@
 //! Decrements the TTL.
 
-use vigie_detect::Instant;
-
-use super::refused;
-use crate::{
-    model::{Sees, StageModel, Writes},
-    packet::Packet,
-    pipeline::{BuiltinStage, Offload, Stage, Verdict},
-};
+use super::verdict::{Verdict, refused};
+use crate::packet::Packet;
 
 /// Decrements the TTL or hop limit of each IP packet, and drops packets whose limit runs out
 /// ([`DropReason::TtlExpired`](crate::pipeline::DropReason::TtlExpired)). Frames that are not IP are dropped.
@@ -23,22 +17,13 @@ impl Ttl {
     pub const fn new() -> Self {
         Self
     }
-}
 
-impl Stage for Ttl {
-    fn model(&self) -> StageModel {
-        StageModel::new("ttl").sees(Sees::Header).writes(Writes::Yes)
-    }
-
+    /// Decrements the TTL of a packet.
     #[inline]
-    fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
+    pub(super) fn decide(packet: &mut Packet) -> Verdict {
         match packet.decrement_ttl() {
             Ok(_) => Verdict::Pass,
             Err(error) => refused(&error),
         }
-    }
-
-    fn offload(&self) -> Offload<'_> {
-        Offload::Builtin(BuiltinStage::Ttl(self))
     }
 }

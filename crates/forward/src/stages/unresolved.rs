@@ -13,8 +13,8 @@ use std::{
 use vigie_detect::Instant;
 
 use crate::{
+    drop_reason::DropReason,
     packet::{Packet, Port},
-    pipeline::DropReason,
 };
 
 /// A neighbour: the port of its link, and its address.

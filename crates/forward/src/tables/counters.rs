@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use crate::pipeline::DropReason;
+use crate::drop_reason::DropReason;
 
 /// Packets and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,11 +11,10 @@ use std::net::IpAddr;
 use vigie_detect::Instant;
 
 use self::fragments::Fragments;
-use super::{UNREADABLE, refused};
+use super::verdict::{UNREADABLE, Verdict, refused};
 use crate::{
-    model::{Sees, StageModel, Writes},
+    drop_reason::DropReason,
     packet::{EditError, Fragment, Headers, Packet, Port, Tcp, Transport},
-    pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
     tables::{NatEndpoint, NatError, NatTable, NatTuple, Prefix, TcpProgress},
 };
 
@@ -89,6 +88,69 @@ impl Nat {
     #[must_use]
     pub fn rules(&self) -> &[NatRule] {
         &self.rules
+    }
+
+    /// Translates a packet, or holds it until the first of its fragments comes.
+    pub(super) fn decide(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+        let Ok(headers) = packet.headers() else { return UNREADABLE };
+
+        let Some(addresses) = headers.addresses(packet.bytes()) else { return Verdict::Pass };
+        if headers.fragment == Fragment::Later {
+            return self.follow(packet, &headers, now);
+        }
+
+        let ingress = packet.ingress();
+        let Some(tuple) = NatTuple::of(&headers, packet.bytes()) else {
+            return match quoted::translate(&self.table, packet, &headers) {
+                Some(verdict) => verdict,
+                None => self.without_flow(ingress, addresses, DropReason::NatProtocol),
+            };
+        };
+
+        let tcp = progress(&headers, packet.bytes());
+        let becomes = match self.table.translate(&tuple, tcp.as_ref(), now) {
+            Some(becomes) => becomes,
+            None => match self.open(packet, tuple, tcp.as_ref(), now) {
+                Ok(Some(becomes)) => becomes,
+                Ok(None) => return self.without_flow(ingress, addresses, DropReason::NatUnknown),
+                Err(NatError::Ports { .. }) => return Verdict::Drop(DropReason::NatPorts),
+                Err(NatError::Host { .. }) => return Verdict::Drop(DropReason::NatHost),
+                Err(NatError::Full { .. }) => return Verdict::Drop(DropReason::NatFull),
+                Err(NatError::Conflict) => return Verdict::Drop(DropReason::NatUnknown),
+            },
+        };
+
+        if headers.fragment == Fragment::First
+            && let Some(key) = fragments::key(&headers, packet.bytes())
+        {
+            let becomes = (becomes.source.address, becomes.destination.address);
+            self.fragments.note(key, becomes, now);
+        }
+
+        match replace(packet, &tuple, &becomes) {
+            Ok(()) => Verdict::Pass,
+            Err(error) => refused(&error),
+        }
+    }
+
+    /// Gives out the next packet that waits no longer, with its verdict.
+    pub(super) fn give_out(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+        if let Some(mut packet) = self.fragments.take_follower() {
+            let verdict = self.decide(&mut packet, now);
+            return Some((packet, verdict));
+        }
+        let packet = self.fragments.take_dropped(now)?;
+        Some((packet, Verdict::Drop(DropReason::NatFragment)))
+    }
+
+    /// Returns when the next packet waits no longer.
+    pub(super) fn next_end(&self, now: Instant) -> Option<Instant> {
+        self.fragments.next_end(now)
+    }
+
+    /// Returns the number of packets that wait.
+    pub(super) fn waiting_packets(&self) -> usize {
+        self.fragments.held_packets()
     }
 
     /// Starts a flow, if a rule or a mapping matches. An answer starts none.
@@ -216,73 +278,4 @@ fn replace(packet: &mut Packet, before: &NatTuple, after: &NatTuple) -> Result<(
         packet.set_destination_port(ports.1)?;
     }
     Ok(())
-}
-
-impl Stage for Nat {
-    fn model(&self) -> StageModel {
-        StageModel::new("nat").sees(Sees::Header).writes(Writes::Yes)
-    }
-
-    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
-        let Ok(headers) = packet.headers() else { return UNREADABLE };
-
-        let Some(addresses) = headers.addresses(packet.bytes()) else { return Verdict::Pass };
-        if headers.fragment == Fragment::Later {
-            return self.follow(packet, &headers, now);
-        }
-
-        let ingress = packet.ingress();
-        let Some(tuple) = NatTuple::of(&headers, packet.bytes()) else {
-            return match quoted::translate(&self.table, packet, &headers) {
-                Some(verdict) => verdict,
-                None => self.without_flow(ingress, addresses, DropReason::NatProtocol),
-            };
-        };
-
-        let tcp = progress(&headers, packet.bytes());
-        let becomes = match self.table.translate(&tuple, tcp.as_ref(), now) {
-            Some(becomes) => becomes,
-            None => match self.open(packet, tuple, tcp.as_ref(), now) {
-                Ok(Some(becomes)) => becomes,
-                Ok(None) => return self.without_flow(ingress, addresses, DropReason::NatUnknown),
-                Err(NatError::Ports { .. }) => return Verdict::Drop(DropReason::NatPorts),
-                Err(NatError::Host { .. }) => return Verdict::Drop(DropReason::NatHost),
-                Err(NatError::Full { .. }) => return Verdict::Drop(DropReason::NatFull),
-                Err(NatError::Conflict) => return Verdict::Drop(DropReason::NatUnknown),
-            },
-        };
-
-        if headers.fragment == Fragment::First
-            && let Some(key) = fragments::key(&headers, packet.bytes())
-        {
-            let becomes = (becomes.source.address, becomes.destination.address);
-            self.fragments.note(key, becomes, now);
-        }
-
-        match replace(packet, &tuple, &becomes) {
-            Ok(()) => Verdict::Pass,
-            Err(error) => refused(&error),
-        }
-    }
-
-    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
-        if let Some(mut packet) = self.fragments.take_follower() {
-            let verdict = self.process(&mut packet, now);
-            return Some((packet, verdict));
-        }
-        let packet = self.fragments.take_dropped(now)?;
-        Some((packet, Verdict::Drop(DropReason::NatFragment)))
-    }
-
-    fn next_release(&self, now: Instant) -> Option<Instant> {
-        self.fragments.next_end(now)
-    }
-
-    fn held_packets(&self) -> usize {
-        self.fragments.held_packets()
-    }
-
-    fn offload(&self) -> Offload<'_> {
-        Offload::Builtin(BuiltinStage::Nat(self))
-    }
 }

@@ -4,12 +4,12 @@
 use std::net::IpAddr;
 
 use crate::{
+    drop_reason::DropReason,
     packet::{
         Fragment, Headers, ICMP, ICMP_BYTES, ICMPV6, IPV4_BYTES, IPV6_BYTES, Packet, Sum, TCP,
         Transport, UDP, Verified, put, updated,
     },
-    pipeline::{DropReason, Verdict},
-    stages::refused,
+    stages::verdict::{Verdict, refused},
     tables::{NatEndpoint, NatTable, NatTuple},
 };
 

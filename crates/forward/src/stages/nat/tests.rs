@@ -6,7 +6,10 @@ use std::{
 use vigie_detect::Instant;
 
 use super::*;
-use crate::packet::{ICMP, TCP, UDP, Verified};
+use crate::{
+    packet::{ICMP, TCP, UDP, Verified},
+    pipeline::Stage,
+};
 
 const START: Instant = Instant::from_nanos(0);
 const INSIDE: Port = Port(0);

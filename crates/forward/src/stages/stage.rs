@@ -4,32 +4,14 @@ use std::borrow::Cow;
 
 use vigie_detect::Instant;
 
-use super::reason::DropReason;
+use super::{
+    checksum::Checksum, filter::Filter, meter::Meter, mirror::Mirror, nat::Nat, rewrite::Rewrite,
+    route::RouteStage, ttl::Ttl, verdict::Verdict,
+};
 use crate::{
     model::{Sees, StageModel},
-    packet::{Packet, Port},
-    stages::{Checksum, Filter, Meter, Mirror, Nat, Rewrite, RouteStage, Ttl},
+    packet::Packet,
 };
-
-/// A stage's decision about a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "ignoring a verdict forwards packets that should be dropped"]
-#[non_exhaustive]
-pub enum Verdict {
-    /// It continues to the next stage.
-    Pass,
-    /// It continues to the next stage, and leaves by this port unless a later stage names another.
-    SetEgress(Port),
-    /// It continues to the next stage, and a copy of it, as it is now, leaves by this port.
-    Copy(Port),
-    /// It continues to the next stage, and leaves by this port, unless a later stage names another, in IPv4 fragments of
-    /// at most so many bytes.
-    Fragment(Port, usize),
-    /// The stage has [taken](Packet::take) it, and gives it out by [`Stage::release`].
-    Hold,
-    /// It is dropped and counted.
-    Drop(DropReason),
-}
 
 /// The places besides the host at which a stage can run.
 #[derive(Clone, Debug)]
@@ -92,7 +74,7 @@ pub enum BuiltinStage<'a> {
 /// 7. It holds no packet that is part of a message, and gives out every one that it holds, in bounded time.
 ///
 /// # Conformance
-/// [`conformance::check`](super::conformance::check) tests the contract of any stage.
+/// [`conformance::check`](crate::pipeline::conformance::check) tests the contract of any stage.
 pub trait Stage: Send {
     /// Returns the planner's view of this stage.
     fn model(&self) -> StageModel;
