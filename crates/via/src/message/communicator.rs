@@ -6,7 +6,7 @@ use vigie_detect::{Probe, SharedWait};
 
 use super::{
     Message, MessageError, MessageErrorKind, RequestSet,
-    hosted_engine::{EndpointInner, EndpointOutput, EndpointRequest},
+    endpoint_engine::{EndpointInner, EndpointOutput, EndpointRequest},
     lease::ContextLease,
     request::{Matched, ReceiveRequest, RequestGuard, SendRequest, UntilReady, WaitPhase},
 };

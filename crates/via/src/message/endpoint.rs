@@ -12,7 +12,7 @@ use vigie_detect::{
 use super::{
     CloseError, Communicator,
     context::ContextTable,
-    hosted_engine::{EndpointEngine, EndpointInner, EndpointOutput, EndpointRequest},
+    endpoint_engine::{EndpointEngine, EndpointInner, EndpointOutput, EndpointRequest},
 };
 use crate::{
     protocol::{EngineEvent, MessageEngine},

@@ -3,8 +3,8 @@
 use std::{fmt, io, sync::Arc, task::Poll};
 
 use super::{
-    Communicator, MessageError, SendRequest, SourceFilter, TagFilter, hosted_engine::EndpointInner,
-    request::WaitPhase,
+    Communicator, MessageError, SendRequest, SourceFilter, TagFilter,
+    endpoint_engine::EndpointInner, request::WaitPhase,
 };
 use crate::{
     protocol::{Committed, Loan, Payload, SendError, SendMode, SendState, Status, View},

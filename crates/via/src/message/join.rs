@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use thiserror::Error;
 use vigie_detect::{Instant, NoServer, RegisterError, Server};
 
-use super::{Endpoint, hosted_engine::EndpointInner, watch::Watch};
+use super::{Endpoint, endpoint_engine::EndpointInner, watch::Watch};
 use crate::{
     protocol::{EngineConfig, EngineError, MessageEngine},
     shm::Shm,

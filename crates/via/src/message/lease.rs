@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::hosted_engine::EndpointInner;
+use super::endpoint_engine::EndpointInner;
 use crate::vi::Provider;
 
 /// A context that comes back when this is dropped.

@@ -12,7 +12,7 @@ use vigie_detect::{EngineWaiter, Probe, SharedWait, WaitError};
 
 use super::{
     Message, MessageError, MessageErrorKind,
-    hosted_engine::{EndpointEngine, EndpointInner},
+    endpoint_engine::{EndpointEngine, EndpointInner},
 };
 use crate::{
     protocol::{CancelState, MessageEngine, RequestError, RequestId, Sink, Status, put_all},

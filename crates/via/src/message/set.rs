@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Message, MessageError, ReceiveRequest, SendRequest, hosted_engine::EndpointInner,
+    Message, MessageError, ReceiveRequest, SendRequest, endpoint_engine::EndpointInner,
     request::UntilReady,
 };
 use crate::{
