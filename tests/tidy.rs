@@ -6,6 +6,8 @@
 //!
 //! How the tree, manifests and Rust text are read stands in the folder `tidy`.
 
+#[path = "tidy/links.rs"]
+mod links;
 #[path = "tidy/manifest.rs"]
 mod manifest;
 #[path = "tidy/names.rs"]
@@ -20,11 +22,12 @@ mod tree;
 use std::collections::BTreeSet;
 
 use crate::{
+    links::check_links,
     manifest::{Table, dependencies, package_name},
     names::{check_prose, check_type_names},
     rooms::{ROOMS, check_rooms},
     rust_text::{code_of, paths, tokens, without_test_modules},
-    tree::{File, lines, manifests, read, rust_files},
+    tree::{File, documents, exists, lines, manifests, read, rust_files},
 };
 
 #[track_caller]
@@ -720,5 +723,35 @@ fn a_name_of_no_file_is_found() {
     assert_eq!(
         check_named_files(&map, &tree),
         ["MAP.md:2: `b.rs` is no file", "MAP.md:2: `x/a.rs` is no file"]
+    );
+}
+
+/// Goal: links of the documents lead somewhere. Method: all of them, to files and to headings.
+#[test]
+fn links_lead_to_files_and_headings() {
+    let documents = documents();
+    assert!(documents.len() > 40, "the walk finds the documents");
+    assert_clean(&documents, |document| check_links(document, &documents, exists));
+}
+
+/// Goal: the rule finds a link to a file or a heading that is gone, and no other. Method: planted links.
+#[test]
+fn a_link_to_nothing_is_found() {
+    let documents = [
+        File::new(
+            "docs/a.md",
+            "# The `first` one\n[a](b/c.md) [b](#the-first-one) [c](../src/x.rs)\n",
+        ),
+        File::new(
+            "docs/b/c.md",
+            "[a](../a.md#the-first-one) [b](https://x.org/y) [c](d.md)\n```\n[d](e.md)\n```\n[e](../a.md#f)\n",
+        ),
+    ];
+    let problems =
+        |index: usize| check_links(&documents[index], &documents, |path| path == "src/x.rs");
+    assert_eq!(problems(0), Vec::<String>::new());
+    assert_eq!(
+        problems(1),
+        ["docs/b/c.md:1: `d.md` is no file", "docs/b/c.md:5: `../a.md#f` is no heading"]
     );
 }

@@ -42,6 +42,16 @@ pub(crate) fn manifests() -> Vec<File> {
     files
 }
 
+/// Reads the documents.
+pub(crate) fn documents() -> Vec<File> {
+    files_named(|name| name.ends_with(".md"))
+}
+
+/// Returns whether a file or folder is there.
+pub(crate) fn exists(path: &str) -> bool {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists()
+}
+
 fn files_named(is_wanted: impl Fn(&str) -> bool) -> Vec<File> {
     let mut files = Vec::new();
     collect(Path::new(env!("CARGO_MANIFEST_DIR")), "", &is_wanted, &mut files);
