@@ -451,9 +451,12 @@ mod tests {
             parse("{\"vigie_metrics\":99}", "vigie_metrics"),
             Err(WatchError::Version { found: 99 })
         ));
-        let refused = parse("{\"vigie_metrics\":1,\"error\":\"later\"}", "vigie_metrics");
+        let refused = parse(
+            &format!("{{\"vigie_metrics\":{FORMAT_VERSION},\"error\":\"later\"}}"),
+            "vigie_metrics",
+        );
         assert!(matches!(refused, Err(WatchError::Refused { reason }) if reason == "later"));
-        assert!(parse("{\"vigie_metrics\":1}", "vigie_metrics").is_ok());
+        assert!(parse(&format!("{{\"vigie_metrics\":{FORMAT_VERSION}}}"), "vigie_metrics").is_ok());
     }
 
     /// Goal: a dump shows the stack of a task that is in a poll, or why there is none, and nothing for others. Method: four tasks.

@@ -3,7 +3,7 @@
 use std::env;
 use std::process::{self, Command, Output};
 
-use vigie_runtime::Runtime;
+use vigie_runtime::{Runtime, metrics::FORMAT_VERSION};
 
 fn watch(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-bench"));
@@ -30,7 +30,7 @@ fn a_program_is_shown() {
     assert!(text.contains("\ntasks, ") && text.contains("waiting"), "{text}");
     let json = watch(&[socket, "--once", "--json"]);
     let view: serde_json::Value = serde_json::from_slice(&json.stdout).expect("it is JSON");
-    assert_eq!((&view["vigie_metrics"], &view["live_tasks"]), (&1.into(), &1.into()));
+    assert_eq!((&view["vigie_metrics"], &view["live_tasks"]), (&FORMAT_VERSION.into(), &1.into()));
     assert_eq!(view["event_delay"]["buckets"].as_array().map(Vec::len), Some(40));
     let mut dump = Command::new(env!("CARGO_BIN_EXE_vigie-bench"));
     let dump = dump.args(["dump", socket]).output().expect("the command starts");

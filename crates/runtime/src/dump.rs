@@ -84,7 +84,7 @@ impl Dump {
         Self { tasks }
     }
 
-    /// Returns the tasks as one line of JSON without a line feed: `{"vigie_tasks":1,"tasks":[{"id":"…","name":null,"site":"…",
+    /// Returns the tasks as one line of JSON without a line feed: `{"vigie_tasks":2,"tasks":[{"id":"…","name":null,"site":"…",
     /// "state":"waiting","since_ns":…,"waits_for":["…"]}]}`. A task inside a poll also has `"stack":["…"]`, innermost first, and
     /// `"stack_is_complete"`, or `"no_stack"` with a reason, with the feature `stacks`.
     #[must_use]

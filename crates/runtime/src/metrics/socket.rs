@@ -128,7 +128,7 @@ fn cause_of(error: &io::Error) -> &'static str {
 /// # Protocol
 /// The reader sends the line `snapshot` and gets one line of JSON, as often as it likes; for the line `tasks`, that of
 /// [`Dump::to_json`](super::Dump::to_json). Any other request is
-/// answered with `{"vigie_metrics":1,"error":"…"}` and ends the connection. At most 8 readers are served at
+/// answered with `{"vigie_metrics":2,"error":"…"}` and ends the connection. At most 8 readers are served at
 /// once. A reader that leaves an answer unread for 2 s, or sends no request for 60 s, is disconnected.
 /// Answers are up to 10 ms old.
 ///

@@ -87,7 +87,7 @@ fn waiting_tasks_are_told() {
                 assert!(both.iter().any(|what| what == "channel"), "{both:?}");
                 assert!(of(&dump, "other").site.file().ends_with("dump.rs"));
                 let json = dump.to_json();
-                assert!(json.starts_with("{\"vigie_tasks\":1,"), "{json}");
+                assert!(json.starts_with("{\"vigie_tasks\":2,"), "{json}");
                 assert!(json.contains("\"name\":\"both\""), "{json}");
                 for task in tasks {
                     task.abort();

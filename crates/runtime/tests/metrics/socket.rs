@@ -44,7 +44,7 @@ fn a_runtime_serves_while_it_lives() {
             assert_eq!(mode & 0o777, 0o600);
             let stream = UnixStream::connect(&path).expect("it is served");
             let answer = ask(&stream);
-            assert!(answer.starts_with("{\"vigie_metrics\":1,"), "{answer}");
+            assert!(answer.starts_with("{\"vigie_metrics\":2,"), "{answer}");
             assert!(answer.ends_with("}\n"), "{answer}");
             assert!(answer.contains(&format!("\"flavor\":\"{flavor}\"")), "{answer}");
             (&stream).write_all(b"snapshot\nsnapshot\n").expect("it is taken");
@@ -200,11 +200,11 @@ fn bad_readers_harm_nobody() {
         while (&greedy).write(b"snapshot\n").is_ok() {}
         let silent: Vec<_> = (0..6).map(|_| connect()).collect();
         let good = connect();
-        assert!(ask(&good).starts_with("{\"vigie_metrics\":1,\"pid\""));
+        assert!(ask(&good).starts_with("{\"vigie_metrics\":2,\"pid\""));
         let mut surplus = String::new();
         connect().read_to_string(&mut surplus).expect("an answer");
         assert!(surplus.contains("too many readers"), "{surplus}");
-        assert!(ask(&good).starts_with("{\"vigie_metrics\":1,\"pid\""));
+        assert!(ask(&good).starts_with("{\"vigie_metrics\":2,\"pid\""));
         drop((greedy, silent, served));
         assert!(!path.exists());
     });
