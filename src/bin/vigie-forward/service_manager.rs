@@ -1,4 +1,4 @@
-//! What a service manager is told: `sd_notify(3)` of systemd, by datagrams to the socket that it names.
+//! Messages to a service manager: `sd_notify(3)` of systemd, by datagrams to the socket that it names.
 //!
 //! ```text
 //!   start ──▶ READY=1 ──▶ (WATCHDOG=1 every half of the manager's time) ──▶ STOPPING=1 ──▶ drain ──▶ end

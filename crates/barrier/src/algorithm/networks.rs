@@ -22,7 +22,7 @@ impl Networks {
         }
     }
 
-    /// What the name of an algorithm ends with.
+    /// The suffix of an algorithm's name.
     pub(super) const fn suffix(self) -> &'static str {
         match self {
             Self::One => "",

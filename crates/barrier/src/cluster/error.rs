@@ -1,4 +1,4 @@
-//! Why a simulation gave no times.
+//! The reasons why a simulation gives no times.
 
 use thiserror::Error;
 

@@ -1,4 +1,4 @@
-//! What happens in a simulation at some time, and what nodes report of it.
+//! The events of a simulation, and what nodes report of them.
 
 use super::frame::{Frame, NodeIndex};
 

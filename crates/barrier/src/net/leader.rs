@@ -374,7 +374,7 @@ mod tests {
         /// One step in fifty takes up to this many times longer.
         noise: u32,
         dead: Vec<Rank>,
-        /// When the wire to the partner, and the partner, are free.
+        /// The time from which the wire to the partner, and the partner, are free.
         wire_free: Instant,
         partner_free: Instant,
         is_poll_wanted: BTreeMap<Rank, bool>,

@@ -105,7 +105,7 @@ mod tests {
         ["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1", "2.2.2.2:1"].map(address).to_vec()
     }
 
-    /// What an attempt at an address does: it ends after a while.
+    /// The result of an attempt at an address, after a while.
     type Fate = (&'static str, Duration, bool);
 
     /// Connects in virtual time, and returns who was tried when, in milliseconds, and what came of it.

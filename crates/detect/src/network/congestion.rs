@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-/// What a segment's bytes are counted in: the payload of one packet of an Ethernet.
+/// The unit in which a segment's bytes are counted: the payload of one packet of an Ethernet.
 pub(super) const PACKET_BYTES: u64 = 1460;
 
 /// The first window, in packets [RFC 6928].
@@ -26,7 +26,7 @@ pub(super) struct CongestionWindow {
     /// Slow start ends here.
     threshold_bytes: u64,
     duplicates: u32,
-    /// What had been sent when the last loss was noticed ends before this byte.
+    /// The byte after the last one that had been sent when the last loss was noticed.
     recover: Option<u64>,
     /// Fast recovery: segments before `recover` are missing.
     is_recovering: bool,

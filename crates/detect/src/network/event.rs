@@ -88,7 +88,7 @@ impl PlannedCall {
     }
 }
 
-/// What is to happen, in order of time.
+/// The planned events, in order of time.
 #[derive(Default)]
 pub(super) struct EventQueue {
     /// The earliest first; events of the same time by their number.

@@ -36,7 +36,7 @@ pub struct SimulatedNetwork {
     turn: Arc<RealMutex<()>>,
 }
 
-/// How far the network has come.
+/// The progress of the network.
 pub(crate) struct NetworkAdvance {
     /// The last instant at which something has happened.
     pub(crate) last: Option<Instant>,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::{Instant, nanos};
 
-/// How many bytes wait for a slow link by default: more than one connection has under way.
+/// The most bytes that wait for a slow link by default: more than one connection has under way.
 const QUEUE_BYTES: u64 = 256 * 1024;
 
 /// A link from one node to another: the delay, bandwidth, loss and duplication of its packets.

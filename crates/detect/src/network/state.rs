@@ -49,7 +49,7 @@ pub(super) struct NetworkState {
     attention: Arc<AtomicU64>,
     pub(super) default_link: Link,
     pub(super) links: BTreeMap<(NodeId, NodeId), Link>,
-    /// When what waits for a link with a bandwidth has left.
+    /// The time at which all that waits for a link with a bandwidth has left.
     free: BTreeMap<(NodeId, NodeId), Instant>,
     pub(super) cuts: BTreeSet<(NodeId, NodeId)>,
     pub(super) sockets: SocketTable,

@@ -53,7 +53,7 @@ const RETRIES: u32 = 15;
 /// `tcp_fin_timeout`.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// How long an ACK may wait: Linux's `TCP_DELACK_MIN`.
+/// The longest time that an ACK may wait: Linux's `TCP_DELACK_MIN`.
 const ACK_DELAY: Duration = Duration::from_millis(40);
 
 /// The readiness of a connection that is closed in both directions, by shutdown or reset.
@@ -178,7 +178,7 @@ impl InFlight {
 /// The sending direction.
 #[derive(Debug, Default)]
 struct Sending {
-    /// What was not acknowledged: first the bytes in flight.
+    /// The bytes that were not acknowledged: first those in flight.
     queue: VecDeque<u8>,
     in_flight: VecDeque<InFlight>,
     in_flight_bytes: usize,

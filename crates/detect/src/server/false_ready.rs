@@ -7,7 +7,7 @@ use crate::clock::Instant;
 /// For how long a detector may have nothing but work of its own to do, before that is worth a warning.
 const WARN_AFTER: Duration = Duration::from_secs(1);
 
-/// What a handle knows of the times at which its detector was [ready](crate::ArmOutcome::Ready) and reported nothing.
+/// A handle's record of the times at which its detector was [ready](crate::ArmOutcome::Ready) and reported nothing.
 ///
 /// Such a detector may work for its peers, without an event for a waiter here, so the server looks again at once. One that is wrong about
 /// it keeps a core busy, and must not keep the server from its timers and its poller.

@@ -33,14 +33,14 @@ pub struct SimulatedHost {
 struct HostedNode {
     server: Server,
     driver: Driver,
-    /// When it wants to look again, if nothing is announced.
+    /// The time of its next poll, if nothing is announced.
     wanted: Option<Instant>,
     knowledge: Knowledge,
     /// Readiness that the network has announced and no look has taken.
     routed: Vec<RoutedEvent>,
 }
 
-/// What is known of the time when a node wants to look again.
+/// The time of a node's next poll, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Knowledge {
     /// Nothing: the node has run since, or was looked at.

@@ -93,10 +93,10 @@ pub(super) const IS_THERE_AT: i16 = 12;
 /// The offset of the time of the last packet to a neighbour that passed up, or 0.
 pub(super) const NEIGHBOUR_USED_AT: i16 = 16;
 pub(super) const NEIGHBOUR_VALUE_BYTES: u32 = 24;
-/// How long no packet of such a flow must have passed up before the program handles one: by then, the host has sent
+/// The time without a packet of such a flow to the host after which the program handles one: by then, the host has sent
 /// all that it had.
 pub(super) const HANDOVER_GAP_NS: i32 = 10_000_000;
-/// How many packets of such a flow go up at most. A flow without gaps would overrun the host, which loses more than an order.
+/// The most packets of such a flow that go up. A flow without gaps would overrun the host, which loses more than an order.
 const HANDOVER_PACKETS_MAX: u32 = 256;
 pub(super) const FLOW_KEY_BYTES: [u32; 2] = [16, 40];
 /// The offset of eight bytes of the last TCP segment: what it acknowledges, its flags, its window.

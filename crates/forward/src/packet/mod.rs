@@ -83,7 +83,7 @@ pub struct Packet {
     end: usize,
     ingress: Port,
     part: Option<Part>,
-    /// How it is cut behind the pipeline if it holds several segments.
+    /// The rule by which it is cut behind the pipeline if it holds several segments.
     segments: Option<FrameSegments>,
     /// The number by which the sender of ICMP errors knows how it arrived; 0: not at all.
     pub(crate) arrival: u64,

@@ -1,4 +1,4 @@
-//! Who may use a relay: networks that are allowed or denied, and how much one source may have open.
+//! Access to a relay: networks that are allowed or denied, and the limit of connections of one source.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Which target a connection gets: policies without I/O, over what is known of the targets.
+//! The choice of a connection's target: policies without I/O, over what is known of the targets.
 //!
 //! A policy puts all targets into an order, and the connection tries them one after the other. Those that have failed lately come
 //! after all others, in an order by the same policy.

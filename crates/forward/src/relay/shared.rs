@@ -1,4 +1,4 @@
-//! What the connections of a relay share: its settings and resources, its targets, and the state of its drain.
+//! The state that the connections of a relay share: its settings and resources, its targets, and the state of its drain.
 
 use std::{
     io,

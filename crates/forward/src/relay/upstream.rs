@@ -1,4 +1,4 @@
-//! What a relay is given to connect to: an address or a name, with a weight, and TLS if it speaks that.
+//! Upstreams: addresses or names to connect to, with a weight, and TLS if they speak that.
 
 use std::{net::SocketAddr, path::PathBuf};
 

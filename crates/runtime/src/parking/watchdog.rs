@@ -203,7 +203,7 @@ mod tests {
     /// The watchdog's delay. So long that no timer of these tests ends, and that what is left of one says how
     /// it was set, however slow the machine is.
     const D: u64 = 2 * HOUR_NS;
-    /// What the timer is set to before each step, and what nothing else sets it to.
+    /// The value that the timer is set to before each step, and by nothing else.
     const BEFORE: Duration = Duration::from_secs(100 * 3600);
     const NOW: u64 = 1_000 * D;
 

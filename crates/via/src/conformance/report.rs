@@ -1,4 +1,4 @@
-//! What the suite found when nothing is wrong.
+//! The report of a suite that found nothing wrong.
 
 use std::fmt;
 

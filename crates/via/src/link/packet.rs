@@ -291,7 +291,7 @@ impl PacketSocket {
 
 /// The kernel's header of a frame with nothing left to do.
 const NO_OFFLOAD: [u8; OFFLOAD_BYTES] = [0; OFFLOAD_BYTES];
-/// How much may wait in the socket that sends segments, in bytes.
+/// The most bytes that may wait in the socket that sends segments.
 const SEGMENTS_WAITING_BYTES: u32 = 4 << 20;
 
 /// Opens a socket that sends segments and receives nothing.

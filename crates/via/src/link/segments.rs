@@ -1,4 +1,4 @@
-//! What a sender left to a network card, as the kernel tells it in front of a frame: `struct virtio_net_hdr`.
+//! The work that a sender left to a network card, as the kernel tells it in front of a frame: `struct virtio_net_hdr`.
 
 use thiserror::Error;
 

@@ -1,4 +1,4 @@
-//! How the ranks agree on a context that is free at each of them.
+//! The ranks' agreement on a context that is free at each of them.
 
 use std::sync::Arc;
 

@@ -45,7 +45,7 @@ pub(super) struct EndpointEngine<P: Provider> {
     worked: u64,
     /// Empty between two calls.
     ready: Vec<RequestId>,
-    /// When a wait for all that was sent gives up.
+    /// The time at which a wait for all that was sent gives up.
     close_by: Option<Instant>,
     /// The end of an endpoint that was dropped before all had left.
     leaving: Option<Leaving>,

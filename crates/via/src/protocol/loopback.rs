@@ -1,4 +1,4 @@
-//! What a rank sends to itself.
+//! Messages of a rank to itself.
 
 use std::{collections::VecDeque, io::IoSlice};
 

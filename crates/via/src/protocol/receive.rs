@@ -22,7 +22,7 @@ pub(super) const BUDGET: usize = 64;
 /// for a task that was just woken, since its own copy is the better one.
 pub(super) const UNATTENDED_AFTER: Duration = Duration::from_millis(1);
 
-/// How long a message may wait for its owner's poll while that rank's other messages are being received. The caller of many receives
+/// The longest time that a message may wait for its owner's poll while that rank's other messages are being received. The caller of many receives
 /// polls them one after the other: without this, the engine would copy those at the end of the row to the heap first.
 const PASSED_OVER_MAX: Duration = Duration::from_millis(50);
 

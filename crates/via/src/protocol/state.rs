@@ -155,7 +155,7 @@ pub(super) struct UnattendedMessage {
     pub(super) since: Option<Instant>,
     /// Since when its owner has not polled it.
     pub(super) found: Option<Instant>,
-    /// What [`Peer::taken`](super::peer::Peer) of its sender was at `since`.
+    /// The value of [`Peer::taken`](super::peer::Peer) of its sender at `since`.
     pub(super) taken: u64,
 }
 

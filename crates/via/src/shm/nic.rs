@@ -75,7 +75,7 @@ pub struct Shm {
     has_polled_sockets: bool,
     /// The index at which the next poll of the rings begins, so that no VI is always the last.
     first: usize,
-    /// How many times in a row one ring was polled instead of all.
+    /// The number of times in a row that one ring was polled instead of all.
     alone: u32,
     tag_count: u32,
 }
@@ -699,7 +699,7 @@ impl Provider for Shm {
         self.connected.iter().any(|name| self.vis.get(*name).is_some_and(ShmVi::waits_for_peer))
     }
 
-    /// What is in the ring outlives this side.
+    /// The entries of the ring outlive this side.
     fn has_unsent(&self, vi: ViId) -> bool {
         self.vi(vi).is_ok_and(|vi| vi.connection.is_some() && !vi.sends.is_empty())
     }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::vi::{CACHE_LINE, Memory, OutOfBounds};
 
-/// How many entries behind the next one a line is claimed. Measured: 1 gains less, and 7 nothing.
+/// The number of entries behind the next one at which a line is claimed. Measured: 1 gains less, and 7 nothing.
 const CLAIMED_AHEAD: u64 = 3;
 
 const SEQUENCE_MASK: u64 = u32::MAX as u64;

@@ -1,4 +1,4 @@
-//! What a software NIC sends through: a carrier of packets, and its addresses.
+//! The carrier of a software NIC's packets, and its addresses.
 
 use std::{fmt, io, os::fd::BorrowedFd};
 

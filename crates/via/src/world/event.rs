@@ -1,4 +1,4 @@
-//! What happens to ranks: how they leave and end.
+//! Events of ranks: how they leave and end.
 
 use std::fmt;
 

@@ -44,7 +44,7 @@ pub(crate) enum BoundMetrics {
     Unix(std::os::unix::net::UnixListener, SocketGuard),
 }
 
-/// Why metrics cannot be served.
+/// The reasons why metrics cannot be served.
 #[derive(Debug, Error)]
 #[error("metrics cannot be served at {endpoint}: {problem}")]
 pub(crate) struct MetricsError {

@@ -1,4 +1,4 @@
-//! How the network comes from event to event.
+//! The way of the network from event to event.
 
 use super::{
     super::{
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{clock::Instant, detector::Ready, sync::Ordering};
 
-/// How far the network has come.
+/// The progress of the network.
 pub(in crate::network) struct NetworkProgress {
     /// The last instant at which something has happened.
     pub(in crate::network) last: Option<Instant>,
@@ -21,7 +21,7 @@ pub(in crate::network) struct NetworkProgress {
     pub(in crate::network) act: Option<Act>,
 }
 
-/// What a step of the network has done.
+/// The result of a step of the network.
 pub(in crate::network) enum NetworkStep {
     /// No event is due.
     Nothing,
@@ -92,7 +92,7 @@ impl NetworkState {
         }
     }
 
-    /// What was announced is taken: tells when something else may have to happen.
+    /// Takes what was announced, and returns the time of the next event.
     pub(in crate::network) fn note_attention(&self) {
         let ack = self.acks.front().map(|&(at, _)| at);
         let first = self.events.first_at().into_iter().chain(ack).min();

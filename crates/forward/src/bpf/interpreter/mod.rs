@@ -80,7 +80,7 @@ pub struct Outcome {
     pub redirect: Option<Redirect>,
     /// The interfaces to which copies were sent (at tcx).
     pub clones: Vec<u32>,
-    /// What the kernel has added (at tcx) to a sum over the packet from its network header on: as a word of the network, whose
+    /// The amount that the kernel has added (at tcx) to a sum over the packet from its network header on: as a word of the network, whose
     /// two zeros are the same.
     pub sum_change: u16,
     /// The number of instructions executed.

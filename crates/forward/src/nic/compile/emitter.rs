@@ -120,7 +120,7 @@ pub(super) struct Needs {
     pub(super) hops: i32,
 }
 
-/// What a decreased hop limit adds to the sum over a packet, in native order: it is the second byte of a word.
+/// The amount that a decreased hop limit adds to the sum over a packet, in native order: it is the second byte of a word.
 const HOP_LESS: i32 = if cfg!(target_endian = "little") { 0xfeff } else { 0xfffe };
 
 /// Writes a program.

@@ -1,4 +1,4 @@
-//! How often targets are checked, and how many checks decide.
+//! The interval of checks, and the number of them that decides.
 
 use std::time::Duration;
 

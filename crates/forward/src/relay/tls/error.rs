@@ -1,4 +1,4 @@
-//! What can go wrong with TLS: in the configuration, and with a peer.
+//! Errors of TLS: in the configuration, and with a peer.
 
 use std::{io, path::PathBuf};
 

@@ -47,7 +47,7 @@ pub(super) struct SavedFlow {
     pub(super) flow: NatFlow,
     /// The number of its phase.
     pub(super) phase: u8,
-    /// How long ago its last packet was.
+    /// The time since its last packet.
     pub(super) idle: Duration,
 }
 

@@ -108,7 +108,7 @@ pub(crate) fn polled_in<T>(use_it: impl FnOnce(&PolledIn) -> T) -> Option<T> {
 pub(super) struct Pace {
     /// The end of the last poll, in real time. Nothing but warnings depends on it.
     last: Instant,
-    /// When a poll was last examined, and the thread's sleeps until then.
+    /// The time at which a poll was last examined, and the thread's sleeps until then.
     examined: (Instant, KernelSleeps),
     polls_max: u64,
     /// Polls since nothing was ready.

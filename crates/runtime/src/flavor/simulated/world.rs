@@ -476,7 +476,7 @@ impl Drop for ForgetNodes<'_> {
     }
 }
 
-/// What is called between two polls.
+/// The function that is called between two polls.
 pub(crate) struct Between<'a> {
     pub(crate) call: &'a mut dyn FnMut(&mut SimulatedHost),
     /// Not only if there are faults or a failure.
