@@ -399,7 +399,10 @@ fn a_program_translates() {
 /// whether one came after a later one.
 fn comes_late(network: &Network, server: &UdpSocket, to: &str, flow: u32) -> bool {
     let to = (to, server.local_addr().expect("bound").port());
-    server.set_read_timeout(Some(Duration::from_millis(200))).expect("a socket");
+    // The first may be on its way for long on a busy machine; behind it, a silence is the end.
+    let wait =
+        |millis| server.set_read_timeout(Some(Duration::from_millis(millis))).expect("a socket");
+    wait(10_000);
     let socket = network.caller();
     network.client.inside(|| {
         let processor = sched_getaffinity(None).expect("a mask");
@@ -422,6 +425,7 @@ fn comes_late(network: &Network, server: &UdpSocket, to: &str, flow: u32) -> boo
             let number = Some(u32::from_le_bytes(number));
             is_late |= highest > number;
             highest = highest.max(number);
+            wait(200);
         }
     }
     assert!(highest.is_some(), "nothing of flow {flow} has arrived");

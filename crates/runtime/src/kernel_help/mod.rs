@@ -34,7 +34,7 @@ use std::{
     time::Duration,
 };
 
-use vigie_detect::{Instant, clock::monotonic_now};
+use vigie_detect::{Instant, clock::monotonic_now, setters};
 
 pub(crate) use self::slice::{restore_slice, shorten_slice};
 use self::task_clock::{CODE_LAST, CODE_PERIODIC, NoTaskClock, TaskClock};
@@ -49,25 +49,10 @@ use crate::sync::{
 /// of them interrupts code that sleeps in the kernel: `nanosleep`, `poll`, a `read` with `SO_RCVTIMEO` and
 /// the like never end with `EINTR` because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "callers must be able to make one")]
+#[must_use = "a runtime's builder takes it"]
 pub struct KernelHelp {
-    /// `true` lets reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and
-    /// the nice value of the process; under `SCHED_FIFO`, `SCHED_RR`, `SCHED_IDLE` and `SCHED_DEADLINE`, and
-    /// with a nice value below zero, they do not ask. Kernels before Linux 6.12 ignore it.
-    pub short_slices: bool,
-    /// The signal that makes a thread inside a long poll check whether it delays another thread. Default
-    /// SIGURG; `None` for no signal.
-    ///
-    /// It is raised by a perf event, after each millisecond that the thread has computed in user mode. It
-    /// needs `kernel.perf_event_paranoid` of 2 or less (or `CAP_PERFMON`), and a process without a seccomp
-    /// filter. Where that is refused, as in most containers, there is no signal, and only short slices
-    /// remain: an event may then wait for the kernel's next tick (1 to 10 ms, by the kernel's `HZ`) while
-    /// every processor computes.
-    ///
-    /// A signal that the program handles itself is left alone, whether its handler was there when the runtime
-    /// was built or is installed later. Real-time signals are refused, since the kernel replaces one that it
-    /// cannot queue by SIGIO, which ends a process.
-    pub signal: Option<i32>,
+    pub(crate) short_slices: bool,
+    signal: Option<i32>,
 }
 
 impl Default for KernelHelp {
@@ -136,6 +121,27 @@ impl NoSignal {
 impl KernelHelp {
     /// No help at all.
     pub const NONE: Self = Self { short_slices: false, signal: None };
+
+    setters! {
+        /// Sets whether reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and
+        /// the nice value of the process; under `SCHED_FIFO`, `SCHED_RR`, `SCHED_IDLE` and `SCHED_DEADLINE`, and
+        /// with a nice value below zero, they do not ask. Kernels before Linux 6.12 ignore it.
+        short_slices: bool,
+
+        /// Sets the signal that makes a thread inside a long poll check whether it delays another thread. Default
+        /// SIGURG; `None` for no signal.
+        ///
+        /// It is raised by a perf event, after each millisecond that the thread has computed in user mode. It
+        /// needs `kernel.perf_event_paranoid` of 2 or less (or `CAP_PERFMON`), and a process without a seccomp
+        /// filter. Where that is refused, as in most containers, there is no signal, and only short slices
+        /// remain: an event may then wait for the kernel's next tick (1 to 10 ms, by the kernel's `HZ`) while
+        /// every processor computes.
+        ///
+        /// A signal that the program handles itself is left alone, whether its handler was there when the runtime
+        /// was built or is installed later. Real-time signals are refused, since the kernel replaces one that it
+        /// cannot queue by SIGIO, which ends a process.
+        signal: Option<i32>,
+    }
 
     /// Installs the signal's handler, if something can raise the signal. Returns the signal's number then.
     pub(crate) fn usable_signal(self) -> Option<i32> {
@@ -534,7 +540,7 @@ mod tests {
     #[test]
     fn deadly_signals_are_refused() {
         for signal in [libc::SIGRTMIN(), libc::SIGRTMAX(), libc::SIGKILL] {
-            let help = KernelHelp { signal: Some(signal), ..KernelHelp::default() };
+            let help = KernelHelp::default().signal(Some(signal));
             assert_eq!(help.usable_signal(), None);
         }
     }

@@ -223,7 +223,7 @@ fn the_programs_own_handler_is_respected() {
             return;
         }
         let kind = SignalKind::WINDOW_CHANGE;
-        let help = KernelHelp { signal: Some(kind.as_raw()), ..KernelHelp::default() };
+        let help = KernelHelp::default().signal(Some(kind.as_raw()));
         let runtime = Runtime::builder().workers(2).kernel_help(help).build().expect("a runtime");
         let hogs = Hogs::everywhere(&runtime);
         let ticks = runtime.spawn(async {
@@ -346,7 +346,7 @@ fn signals_disturb_nobody() {
 #[test]
 fn without_help() {
     against_hang(|| {
-        for help in [KernelHelp::NONE, KernelHelp { signal: Some(9), ..KernelHelp::default() }] {
+        for help in [KernelHelp::NONE, KernelHelp::default().signal(Some(9))] {
             each_with(|builder| builder.kernel_help(help), &mut |runtime: &Runtime| {
                 let hogs = Hogs::everywhere(runtime);
                 let sleeper = runtime.spawn(time::sleep(Duration::from_micros(300)));
