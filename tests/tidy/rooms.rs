@@ -4,7 +4,7 @@
 //! `crate::`, `self::` and `super::` begin at a module, any other path at a module below or at an imported one. From there
 //! each name leads to a module below, or to what an import of that module stands for, `pub` or not. So what names
 //! `crate::room::Item` points to the file behind the re-export of the room's `mod.rs`, and a `mod.rs` that does no more than
-//! re-export is in no circle. An import of a module points nowhere by itself, the paths that go through it do.
+//! re-export is in no circle. An import of a module has no arrow of its own; the paths that go through it have.
 //!
 //! What is not seen: methods, which have no path. A file that calls what another one has added to a type (`impl Type` in a file of
 //! its own) has no arrow for that. Test modules have no arrows: they may use all that is there.

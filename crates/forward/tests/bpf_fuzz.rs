@@ -122,7 +122,7 @@ fn no_program_escapes() {
     let helpers: Vec<Helper> = Helper::all().collect();
     let kinds = [ProgramKind::Xdp, ProgramKind::Tcx];
     let [mut tried, mut ended, mut reached, mut endless] = [0_u64; 4];
-    fuzz_seeds(20_000, |seed| {
+    fuzz_seeds(34_000, |seed| {
         let mut rng = Rng::with_seed(seed);
         let mut insns = Vec::new();
         opening(&mut rng, &mut insns);
@@ -153,5 +153,5 @@ fn no_program_escapes() {
         tried += 1;
     });
     println!("{tried} programs: {ended} ended, {reached} reached beyond, {endless} did not end");
-    assert!(tried < 1000 || (ended > 0 && reached > 0 && endless > 0), "chance is worn out");
+    assert!(ended > 0 && reached > 0 && endless > 0, "chance is worn out");
 }

@@ -52,6 +52,7 @@ impl Checksum {
     }
 
     /// Verifies or fills the checksums of a packet.
+    #[inline]
     pub(super) fn decide(self, packet: &mut Packet) -> Verdict {
         let done = match self.mode {
             ChecksumMode::Verify => packet.verify(),

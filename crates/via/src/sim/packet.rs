@@ -113,7 +113,7 @@ pub(super) enum PacketBody {
     },
     /// Requests data.
     Read { slot: u64, place: RemoteSegment, length: u64 },
-    /// The requested data, or why there is none.
+    /// The requested data, or the reason why there is none.
     Answer { slot: u64, result: Result<Vec<u8>, Status> },
     /// The outcome of a send or an RDMA write.
     Ack { slot: u64, status: Status },

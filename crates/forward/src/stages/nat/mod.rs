@@ -91,6 +91,7 @@ impl Nat {
     }
 
     /// Translates a packet, or holds it until the first of its fragments comes.
+    #[inline]
     pub(super) fn decide(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
         let Ok(headers) = packet.headers() else { return UNREADABLE };
 
