@@ -20,7 +20,7 @@ pub enum RegisterError {
         /// The strategy, as its `Display` shows it.
         strategy: String,
     },
-    /// The detector offers [`Methods::BLOCK`](crate::Methods::BLOCK), but `block()` returns `None`.
+    /// The detector offers [`Methods::BLOCK`](crate::Methods::BLOCK), but `blocker()` returns `None`.
     NoBlocker,
     /// The detector offers [`Methods::SIGNAL`](crate::Methods::SIGNAL), but `signal()` returns
     /// `None`.
@@ -59,7 +59,7 @@ impl fmt::Display for RegisterError {
                 write!(f, "the strategy {strategy} needs a method that the detector does not offer")
             }
             Self::NoBlocker => {
-                f.write_str("the detector offers the method BLOCK: `block()` must return a call")
+                f.write_str("the detector offers the method BLOCK: `blocker()` must return a call")
             }
             Self::NoSignal => f.write_str(
                 "the detector offers the method SIGNAL: `signal()` must return a signal",
@@ -69,7 +69,13 @@ impl fmt::Display for RegisterError {
                 write!(f, "the handler of the signal could not be installed: {error}")
             }
             Self::Attach(error) => {
-                write!(f, "the detector could not be attached to its driver: {error}")
+                write!(f, "the detector could not be attached to its driver: {error}")?;
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    f.write_str(
+                        ". If it watches a file: epoll takes no regular files and no directories; read them by `vigie::fs` or `spawn_blocking`",
+                    )?;
+                }
+                Ok(())
             }
             Self::Panicked { message } => {
                 write!(f, "the detector could not be registered: {message}")

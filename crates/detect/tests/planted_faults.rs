@@ -46,6 +46,8 @@ mod mailbox {
         LosesBetweenArmAndSleep,
         /// Arming does nothing.
         NeverArms,
+        /// Arming always says that an event has happened.
+        IsAlwaysReady,
         /// An event that `submit` reports stays in the queue.
         ReportsTwice,
         /// Events that arrived without a waiter are ignored.
@@ -175,7 +177,7 @@ mod mailbox {
         fn arm(&mut self) -> io::Result<ArmOutcome> {
             let mut letters = lock(&self.letters);
             letters.is_armed = self.fault != Fault::NeverArms;
-            Ok(ArmOutcome::Armed)
+            Ok(ArmOutcome::ready_if(self.fault == Fault::IsAlwaysReady))
         }
 
         fn cancel(&mut self, key: Key, (): &mut ()) -> CancelOutcome {
@@ -662,6 +664,12 @@ fn a_detector_that_never_arms_is_seen() {
         matches!(&violation, Violation::EventLost { rule: Rule::Announced, .. }),
         "{violation}"
     );
+}
+
+#[test]
+fn a_detector_that_never_lets_the_host_sleep_is_seen() {
+    let violation = mailbox(MailboxFault::IsAlwaysReady);
+    assert!(matches!(&violation, Violation::NeverSleeps { .. }), "{violation}");
 }
 
 /// Goal: a host that really sleeps really sleeps for ever.

@@ -142,7 +142,7 @@ pub trait Detector: Sized + Send + 'static {
         Ok(())
     }
 
-    /// Takes a new request. By default checks it once, so that an event that is already there needs
+    /// Takes a new request. By default [checks](Self::check) it once, so that an event that is already there needs
     /// no wait; without [`Methods::CHECK`], asks for a poll.
     fn submit(
         &mut self,
@@ -151,17 +151,20 @@ pub trait Detector: Sized + Send + 'static {
         mode: Mode,
     ) -> SubmitOutcome<Self::Event> {
         let _ = mode;
-        match self.check(key, request) {
-            Some(event) => SubmitOutcome::Ready(event),
-            None if self.methods().contains(Methods::CHECK) => SubmitOutcome::Pending,
-            None => SubmitOutcome::Queued,
+        if !self.methods().contains(Methods::CHECK) {
+            return SubmitOutcome::Queued;
         }
+        self.check(key, request).map_or(SubmitOutcome::Pending, SubmitOutcome::Ready)
     }
 
     /// Tests one request without blocking ([`Methods::CHECK`]).
+    ///
+    /// # Panics
+    /// By default: a detector that implements neither this nor [`poll`](Self::poll) can report no event, so its requests end with
+    /// [`WaitError::Panicked`](crate::WaitError::Panicked) instead of waiting for ever.
     fn check(&mut self, key: Key, request: &mut Self::Request) -> Option<Self::Event> {
         let _ = (key, request);
-        None
+        panic!("the detector can report no event: implement `check` or `poll`")
     }
 
     /// Tells the detector that the set of pending requests has changed since the last poll, so that

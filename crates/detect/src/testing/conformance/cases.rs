@@ -34,12 +34,13 @@ where
     F: FnMut(&World) -> Result<H, SetupError>,
 {
     pub(super) fn cases(&mut self, host: Host) -> Result<(), Violation> {
-        let cases: [(&'static str, Case<H>); 11] = [
+        let cases: [(&'static str, Case<H>); 12] = [
             ("event before the wait", event_before_wait),
             ("event before the wait, while the host sleeps", event_before_wait_asleep),
             ("polls with nothing pending", idle_polls),
             ("event after the wait", event_after_wait),
             ("event between arming and sleep", event_before_sleep),
+            ("sleep without an event", sleep_without_event),
             ("many requests in random order", many_in_random_order),
             ("cancelled request", cancelled_request),
             ("event of a cancelled request", stale_event),
@@ -164,6 +165,20 @@ fn event_before_sleep<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Viola
         stage.expect_event(waiter, Rule::Announced)?;
     }
     Ok(())
+}
+
+/// Rule 3: a detector without an event lets the host sleep.
+fn sleep_without_event<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
+    for index in 0..2 {
+        let mut waiter = stage.pending(index)?;
+        stage.expect_pending(&mut waiter)?;
+        if !stage.can_sleep()? {
+            return Err(Violation::NeverSleeps { at: stage.at });
+        }
+        stage.happen()?;
+        stage.expect_event(waiter, Rule::Announced)?;
+    }
+    stage.expect_nothing_left()
 }
 
 /// Rule 4: each event once, to one request, whatever the order of the requests.

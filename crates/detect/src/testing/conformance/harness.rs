@@ -170,7 +170,7 @@ pub enum Unclaimed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a profile says something only to the suite"]
 pub struct Profile {
-    pub(super) raddressing: Addressing,
+    pub(super) addressing: Addressing,
     pub(super) unclaimed: Unclaimed,
     pub(super) stream_capacity: usize,
     pub(super) index_count_max: usize,
@@ -180,7 +180,7 @@ impl Profile {
     /// Event `i` is for request `i`; events left by a waiter are dropped.
     pub const fn addressed() -> Self {
         Self {
-            raddressing: Addressing::Addressed,
+            addressing: Addressing::Addressed,
             unclaimed: Unclaimed::Dropped,
             stream_capacity: 1024,
             index_count_max: 512,
@@ -189,7 +189,7 @@ impl Profile {
 
     /// Any event is for any request.
     pub const fn shared(unclaimed: Unclaimed) -> Self {
-        Self { raddressing: Addressing::Shared, unclaimed, ..Self::addressed() }
+        Self { addressing: Addressing::Shared, unclaimed, ..Self::addressed() }
     }
 
     /// Sets the capacity with which the handle was registered

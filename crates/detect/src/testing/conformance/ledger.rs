@@ -20,7 +20,7 @@ impl Ledger {
     }
 
     pub(super) fn is_shared(&self) -> bool {
-        self.profile.raddressing == Addressing::Shared
+        self.profile.addressing == Addressing::Shared
     }
 
     pub(super) fn delivered_count(&self) -> usize {
@@ -30,7 +30,7 @@ impl Ledger {
     /// Returns whether request `index` must have an event by now. If events are shared, `older`
     /// requests are served first.
     pub(super) fn is_wakeup_deferred(&self, index: usize, older: usize) -> bool {
-        match self.profile.raddressing {
+        match self.profile.addressing {
             Addressing::Addressed => index < self.happened,
             Addressing::Shared => older < self.outstanding(),
         }

@@ -16,8 +16,10 @@
 //! All randomness comes from one seed, which a violation reports: `SIM_SEED` replays it.
 //!
 //! # Limits
-//! The suite does not check that callbacks do not block (rule 1): a callback that waits for its own handle hangs
-//! the suite, as it would hang a server.
+//! - The suite does not check that callbacks do not block (rule 1): a callback that waits for its own handle hangs
+//!   the suite, as it would hang a server.
+//! - It expects what [`Harness::profile`] says. By default an event is for one request and is dropped with it; if any request may
+//!   receive the next event, return [`Profile::shared`], or lost events pass as dropped ones.
 //!
 //! # Examples
 //! The tutorial [`docs::write_a_detector`](crate::docs::write_a_detector) ends with a harness.
@@ -79,7 +81,10 @@ pub fn check_with<H: Harness>(
     if is_real && options.stress_waits > 0 {
         suite.stress()?;
     } else {
-        suite.report.skipped.push(("stress", "the detector needs virtual time, or none is wanted"));
+        suite
+            .report
+            .skipped
+            .push(("stress", "the detector needs virtual time, or no stress is wanted"));
     }
     suite.report.seeds = options.seeds.end - options.seeds.start;
     Ok(suite.report)

@@ -274,6 +274,20 @@ impl<H: Harness> CaseRunner<H> {
         Slept::Awake
     }
 
+    /// Returns whether the host can sleep, perhaps after work of the detector's own.
+    pub(super) fn can_sleep(&mut self) -> Result<bool, Violation> {
+        for _ in 0..STEPS_MAX {
+            let prepared = self.driver.prepare();
+            self.driver.detect();
+            self.inspect()?;
+            let now = self.server.now();
+            if prepared.is_ok_and(|deadline| deadline.is_none_or(|deadline| deadline > now)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Runs the host until `is_done`. Returns whether that happened.
     pub(super) fn settle(&mut self, is_done: impl Fn(&Self) -> bool) -> Result<bool, Violation> {
         // The clock must not reach the next event of a detector of time, which has not happened

@@ -240,7 +240,7 @@ fn dropped_with_events<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Viol
     stage.cancelled += 1;
     stage.look()?;
     let profile = stage.ledger.profile;
-    if profile.raddressing == Addressing::Shared && profile.unclaimed == Unclaimed::Returned {
+    if profile.addressing == Addressing::Shared && profile.unclaimed == Unclaimed::Returned {
         let mut reader = stage.stream()?;
         stage.read_all(&mut reader, Rule::Cancelled)?;
     } else {

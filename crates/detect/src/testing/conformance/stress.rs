@@ -131,7 +131,7 @@ impl<H: Harness> Episode<H> {
                 drop(sender.send((spins, trigger)));
             }
             // Cancellation, if no other request's event can be lost with it.
-            if self.random.u32(..6) == 0 && profile.raddressing == super::Addressing::Addressed {
+            if self.random.u32(..6) == 0 && profile.addressing == super::Addressing::Addressed {
                 let place = self.random.usize(..self.pending.len());
                 self.pending.remove(place);
                 self.cancelled += 1;

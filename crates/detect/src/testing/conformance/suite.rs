@@ -65,14 +65,29 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} cases held: {} waits, {} events, {} cancelled, {} seeds; {} cases skipped",
+            "{} cases held: {} waits, {} events, {} cancelled, {} seeds",
             self.cases.len(),
             self.waits,
             self.events,
             self.cancelled,
             self.seeds,
-            self.skipped.len()
-        )
+        )?;
+        // Each reason once, with the cases that it concerns: most are skipped on several hosts.
+        let mut reasons: Vec<_> = self.skipped.iter().map(|&(_, why)| why).collect();
+        reasons.sort_unstable();
+        reasons.dedup();
+        for why in reasons {
+            let mut cases: Vec<_> = self
+                .skipped
+                .iter()
+                .filter(|skipped| skipped.1 == why)
+                .map(|skipped| skipped.0)
+                .collect();
+            cases.sort_unstable();
+            cases.dedup();
+            write!(f, "; skipped, since {why}: {}", cases.join(", "))?;
+        }
+        Ok(())
     }
 }
 

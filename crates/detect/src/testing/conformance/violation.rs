@@ -140,6 +140,11 @@ pub enum Violation {
         /// The place.
         at: At,
     },
+    /// Without an event, the detector was [ready](crate::ArmOutcome::Ready) at every arming: it keeps a core busy.
+    NeverSleeps {
+        /// The place.
+        at: At,
+    },
     /// A request outlived the server.
     NotEnded {
         /// The number of the request.
@@ -223,6 +228,11 @@ impl fmt::Display for Violation {
             Self::DeadlineMissed { request, due, saw, at } => {
                 write!(f, "{}: request {request} was due at {due:?}: {saw} ({at})", Rule::Deadline)
             }
+            Self::NeverSleeps { at } => write!(
+                f,
+                "{}: `arm` always returns `Ready`, although no event has happened: the host never sleeps ({at})",
+                Rule::Announced
+            ),
             Self::NotEnded { request, saw, at } => write!(
                 f,
                 "{}: request {request} did not end with the server: {saw} ({at})",
@@ -263,6 +273,7 @@ impl Violation {
             Self::FreedInFlight { .. } => Rule::InFlight,
             Self::Lingering { .. } => Rule::Cancelled,
             Self::DeadlineMissed { .. } => Rule::Deadline,
+            Self::NeverSleeps { .. } => Rule::Announced,
             Self::NotEnded { .. } => Rule::Shutdown,
             Self::Panicked { .. }
             | Self::Failed { .. }
@@ -283,6 +294,7 @@ impl Violation {
             | Self::FreedInFlight { at, .. }
             | Self::Lingering { at, .. }
             | Self::DeadlineMissed { at, .. }
+            | Self::NeverSleeps { at }
             | Self::NotEnded { at, .. }
             | Self::Panicked { at, .. }
             | Self::Failed { at, .. }
