@@ -77,13 +77,13 @@ pub enum BarrierError {
         token: Arrived,
     },
     /// Watching the barrier failed at this member.
-    #[error("the watch over the barrier failed")]
+    #[error("the watch over the barrier failed: {0}")]
     Wait(#[from] WaitError),
     /// The watch could not be registered.
-    #[error("the watch over the barrier cannot be registered")]
+    #[error("the watch over the barrier cannot be registered: {0}")]
     Register(#[from] RegisterError),
     /// The kernel refused a call.
-    #[error("{doing}")]
+    #[error("{doing}: {source}")]
     Io {
         /// The operation that the call was for.
         doing: &'static str,

@@ -106,7 +106,7 @@ pub enum MemberError {
     )]
     CountsTwice,
     /// The schedule is not a barrier, or too large to be checked for the reduction.
-    #[error("this schedule cannot carry the reduction")]
+    #[error("this schedule cannot carry the reduction: {0}")]
     Schedule(#[from] ScheduleError),
 }
 

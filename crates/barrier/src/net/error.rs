@@ -106,7 +106,7 @@ pub enum FormationError {
         address: SocketAddr,
     },
     /// The bootstrap failed.
-    #[error("the bootstrap at {address} failed")]
+    #[error("the bootstrap at {address} failed: {source}{}", remedy(source))]
     Bootstrap {
         /// The meeting address.
         address: SocketAddr,
@@ -118,15 +118,28 @@ pub enum FormationError {
     #[error(transparent)]
     NoServer(#[from] NoServer),
     /// The host thread could not be created.
-    #[error("no thread could be created to host the barrier")]
+    #[error("no thread could be created to host the barrier: {0}")]
     Host(#[source] io::Error),
     /// The detection server has ended.
     #[error(transparent)]
     Wait(#[from] WaitError),
     /// The costs could not be measured.
-    #[error("measuring the network's costs failed")]
+    #[error("measuring the network's costs failed: {0}")]
     Measure(#[from] MeasureError),
     /// The barrier could not be registered at the server.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
+}
+
+/// Returns what to do about an error at the meeting address, if that is known.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            ": rank 0 listens there, so it must be an address of rank 0's own host"
+        }
+        io::ErrorKind::AddrInUse => {
+            ": another program has this port, or another member is rank 0 as well; `ss -tlnp` lists who listens"
+        }
+        _ => "",
+    }
 }

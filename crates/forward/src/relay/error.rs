@@ -40,7 +40,7 @@ pub enum RelayError {
         attempts: Vec<(Endpoint, io::Error)>,
     },
     /// A peer reset the connection, or the kernel closed it with an error.
-    #[error("the connection to the {peer} failed")]
+    #[error("the connection to the {peer} failed: {source}")]
     Failed {
         /// The peer.
         peer: Peer,
@@ -70,7 +70,7 @@ pub enum RelayError {
         source: Option<io::Error>,
     },
     /// A message with an invalid length.
-    #[error("a message of the {peer} is refused")]
+    #[error("a message of the {peer} is refused: {source}")]
     Frame {
         /// The sender of the message.
         peer: Peer,
@@ -91,7 +91,7 @@ pub enum RelayError {
         client: IpAddr,
     },
     /// The client sent no valid PROXY protocol header.
-    #[error("the client's header is refused")]
+    #[error("the client's header is refused: {0}")]
     Proxy(#[from] ProxyError),
     /// The TLS handshake with the client failed.
     #[cfg(feature = "tls")]

@@ -271,7 +271,7 @@ pub enum BindError {
     #[error("at least one session must be allowed, and sessions must last for at least 1 ms")]
     Sessions,
     /// Listening for datagrams failed.
-    #[error("cannot listen on udp://{address}")]
+    #[error("cannot listen on udp://{address}: {source}")]
     ListenUdp {
         /// The address.
         address: SocketAddr,
@@ -280,7 +280,7 @@ pub enum BindError {
         source: io::Error,
     },
     /// Listening on the endpoint failed.
-    #[error("cannot listen on {endpoint}")]
+    #[error("cannot listen on {endpoint}: {source}")]
     Listen {
         /// The endpoint.
         endpoint: Endpoint,

@@ -103,7 +103,7 @@ pub enum Violation {
         at: Location,
     },
     /// A call failed that had to succeed.
-    #[error("{clause}: `{call}` failed ({at})")]
+    #[error("{clause}: `{call}` failed: {error} ({at})")]
     CallFailed {
         /// The clause that the case checks.
         clause: Clause,
@@ -116,7 +116,7 @@ pub enum Violation {
         at: Location,
     },
     /// The NICs could not be made; this says nothing about the provider.
-    #[error("the fixture could not be made ({at})")]
+    #[error("the fixture could not be made: {error} ({at})")]
     Setup {
         /// The fixture's error.
         #[source]

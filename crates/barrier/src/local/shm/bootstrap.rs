@@ -489,7 +489,7 @@ async fn connect(
 #[non_exhaustive]
 pub enum ShmFormationError {
     /// The ranks of the world could not agree on a bootstrap point.
-    #[error("the world's ranks could not agree on where to meet")]
+    #[error("the world's ranks could not agree on where to meet: {0}")]
     World(#[from] WorldError),
     /// The world has too many ranks for a group.
     #[error(transparent)]
@@ -517,7 +517,7 @@ pub enum ShmFormationError {
     #[error("the deadline came before all members had met: rank 0 says who was missing")]
     TimedOut,
     /// A member is gone, or sent something that members do not send.
-    #[error("{rank} left the meeting")]
+    #[error("{rank} left the meeting: {source}")]
     MemberLeft {
         /// The member.
         rank: Rank,
@@ -527,7 +527,7 @@ pub enum ShmFormationError {
     },
     /// No process listens at the bootstrap point.
     #[error(
-        "rank 0 is not at the meeting point: was it started, on this host and in this network namespace?"
+        "rank 0 is not at the meeting point: was it started, on this host and in this network namespace? ({source})"
     )]
     Unreachable {
         /// The kernel's error.
@@ -536,7 +536,7 @@ pub enum ShmFormationError {
     },
     /// Rank 0 closed the connection: it has another secret, another size, a member with this rank already, or gave
     /// up.
-    #[error("rank 0 hung up: check secret, size and rank, and rank 0's own error")]
+    #[error("rank 0 hung up: check secret, size and rank, and rank 0's own error ({source})")]
     Refused {
         /// The error of the connection.
         #[source]
