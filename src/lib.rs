@@ -65,7 +65,7 @@ pub mod io;
 pub use vigie_forward as forward;
 #[cfg(feature = "quinn")]
 pub mod quic;
-#[cfg(any(feature = "via", feature = "barrier"))]
+#[cfg(feature = "via")]
 pub use vigie_via as via;
 
 pub use vigie_detect::{Instant, detectors, net};

@@ -10,7 +10,7 @@ use vigie_detect::{Instant, Server, clock::monotonic_now};
 use crate::{
     flavor::{hybrid, kernel_level, user_level::Shutdown},
     handle::{EnterGuard, Handle, Scheduler},
-    metrics::{self, MetricsSocket, ServeError},
+    metrics::{self, Metrics, MetricsSocket, ServeError},
     sync::thread,
     task_cell::JoinHandle,
     tokio_context::TokioRuntime,
@@ -79,6 +79,12 @@ impl Runtime {
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Returns what the runtime has done so far and what it is doing now: see [`Handle::metrics`].
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        self.handle.metrics()
     }
 
     /// Makes this the runtime of the calling thread until the guard is dropped: see [`Handle::enter`].

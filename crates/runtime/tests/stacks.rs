@@ -66,10 +66,13 @@ fn beside(
         has_begun.recv().expect("it begins");
         look(&handle);
     });
-    let task = task::Builder::new().name("hog").spawn_on(runtime.handle(), async move {
-        begins.send(()).expect("the thread waits");
-        work();
-    });
+    let task = task::Builder::new().name("hog").spawn_on(
+        async move {
+            begins.send(()).expect("the thread waits");
+            work();
+        },
+        runtime.handle(),
+    );
     runtime.block_on(task).expect("no panic");
     looking.join().expect("as it should be");
 }
@@ -242,7 +245,7 @@ fn stacks_are_of_their_own_task() {
                         vigie_runtime::yield_now().await;
                     }
                 };
-                task::Builder::new().name(name).spawn_on(&handle, counting).detach();
+                task::Builder::new().name(name).spawn_on(counting, &handle).detach();
             }
             let looking = thread::spawn(move || {
                 let _ends = Ends(is_over);
@@ -275,9 +278,10 @@ fn stacks_are_of_their_own_task() {
 fn a_task_does_not_ask_itself() {
     against_hang(|| {
         let runtime = runtime(Flavor::Hybrid);
-        let task = task::Builder::new().name("hog").spawn_on(runtime.handle(), async {
-            hog(&Handle::current()).map(|task| (task.state, task.stack))
-        });
+        let task = task::Builder::new().name("hog").spawn_on(
+            async { hog(&Handle::current()).map(|task| (task.state, task.stack)) },
+            runtime.handle(),
+        );
         let told = runtime.block_on(task).expect("no panic");
         assert_eq!(told, Some((TaskState::Running, Some(Err(NoStack::Own)))));
     });

@@ -32,10 +32,13 @@ fn no_signal_without_a_task_that_computes() {
 
     let (begins, has_begun) = mpsc::channel();
     let (ends, is_over) = mpsc::channel::<()>();
-    let blocked = task::Builder::new().spawn_on(&handle, async move {
-        begins.send(()).expect("the test waits");
-        is_over.recv().expect("the test ends it");
-    });
+    let blocked = task::Builder::new().spawn_on(
+        async move {
+            begins.send(()).expect("the test waits");
+            is_over.recv().expect("the test ends it");
+        },
+        &handle,
+    );
     has_begun.recv().expect("it begins");
     assert!(handle.dump().tasks.iter().any(|task| task.stack.is_some()));
     assert_ne!(handled(), before, "this one asked");

@@ -133,7 +133,7 @@ impl Builder {
 
     /// Spawns a task in the runtime of `handle`, from anywhere.
     #[track_caller]
-    pub fn spawn_on<F>(self, handle: &Handle, future: F) -> JoinHandle<F::Output>
+    pub fn spawn_on<F>(self, future: F, handle: &Handle) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,

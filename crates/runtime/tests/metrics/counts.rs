@@ -183,11 +183,14 @@ fn a_hog_is_seen_while_it_lasts() {
             bell.rung().await.expect("it rings");
             served.send(()).expect("the hog waits");
         });
-        let hog = task::Builder::new().name("the hog").spawn_on(runtime.handle(), async move {
-            button.press();
-            is_served.recv().expect("a reserve thread serves");
-            is_seen.recv().expect("the test looks");
-        });
+        let hog = task::Builder::new().name("the hog").spawn_on(
+            async move {
+                button.press();
+                is_served.recv().expect("a reserve thread serves");
+                is_seen.recv().expect("the test looks");
+            },
+            runtime.handle(),
+        );
         let metrics = || runtime.handle().metrics();
         // Whichever thread runs it: where the machine stops the worker for long, a reserve thread comes for the other task first.
         let is_hog = |metrics: &Metrics| {

@@ -45,14 +45,17 @@ impl Locked {
         is_over: impl Fn() -> bool + Send + 'static,
     ) -> JoinHandle<()> {
         let this = self.clone();
-        let hog = task::Builder::new().name("holder").spawn_on(runtime.handle(), async move {
-            let mut log = this.log.lock().expect("not poisoned");
-            this.is_held.store(true, Ordering::SeqCst);
-            while !is_over() {
-                std::hint::spin_loop();
-            }
-            log.push("holder");
-        });
+        let hog = task::Builder::new().name("holder").spawn_on(
+            async move {
+                let mut log = this.log.lock().expect("not poisoned");
+                this.is_held.store(true, Ordering::SeqCst);
+                while !is_over() {
+                    std::hint::spin_loop();
+                }
+                log.push("holder");
+            },
+            runtime.handle(),
+        );
         settle::until(|| self.is_held.load(Ordering::SeqCst));
         hog
     }
@@ -63,13 +66,16 @@ impl Locked {
         let (mut stream, peer) = pair(runtime);
         task::Builder::new()
             .name("comer")
-            .spawn_on(runtime.handle(), async move {
-                while let Ok(byte) = stream.read_u8().await {
-                    this.comers.fetch_add(1, Ordering::SeqCst);
-                    this.log.lock().expect("not poisoned").push("comer");
-                    stream.write_u8(byte).await.expect("open");
-                }
-            })
+            .spawn_on(
+                async move {
+                    while let Ok(byte) = stream.read_u8().await {
+                        this.comers.fetch_add(1, Ordering::SeqCst);
+                        this.log.lock().expect("not poisoned").push("comer");
+                        stream.write_u8(byte).await.expect("open");
+                    }
+                },
+                runtime.handle(),
+            )
             .detach();
         peer
     }
@@ -357,7 +363,7 @@ fn a_hog_is_named_while_it_lasts() {
                 std::hint::spin_loop();
             }
         };
-        let greedy = task::Builder::new().name("greedy").spawn_on(runtime.handle(), greedy);
+        let greedy = task::Builder::new().name("greedy").spawn_on(greedy, runtime.handle());
         runtime.block_on(greedy).expect("no panic");
     });
 }
