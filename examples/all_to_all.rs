@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         match &arguments[..] {
             [] => exchange(&world, Shm::open()?).await,
             [option, there] if option == "--toward" => {
-                exchange(&world, udp(&world, there.parse()?)?).await
+                let there = there.parse().map_err(|error| format!("`{there}`: {error}"))?;
+                exchange(&world, udp(&world, there)?).await
             }
             _ => Err("usage: all_to_all [--toward ADDRESS]".into()),
         }

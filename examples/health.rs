@@ -46,6 +46,10 @@ async fn answer(request: Request<Incoming>) -> Result<Response<String>, Infallib
 
 fn main() -> Result<(), Box<dyn Error>> {
     let drawing = drawing(env::args().skip(1))?;
+    if let Some(path) = &drawing {
+        // An error comes before five seconds of measuring.
+        fs::File::create(path).map_err(|error| format!("{path}: {error}"))?;
+    }
     println!(
         "/health beside {WORKING_CLIENTS} clients that keep /work busy, {WORK:?} of computing each"
     );
@@ -70,7 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes the file to draw to from the arguments, before five seconds of measuring. Another argument is not a file to overwrite.
+/// Takes the file to draw to from the arguments. Another argument is not a file to overwrite.
 fn drawing(mut arguments: impl Iterator<Item = String>) -> Result<Option<String>, String> {
     match (arguments.next(), arguments.next()) {
         (None, _) => Ok(None),

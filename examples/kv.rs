@@ -30,6 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let deadline = Instant::now() + Duration::from_secs(30);
         let world = World::join(deadline).await?;
         let all = Endpoint::join(&world, deadline).await?.communicator();
+        if all.size() < 2 {
+            return Err("start several of me: vigie-run -n 4 --keep-going kv".into());
+        }
         let (own, victim, store) = (all.rank(), all.size() - 1, Rc::new(Store::default()));
         vigie::spawn_local(serve(all.clone(), Rc::clone(&store))).detach();
         for number in 0..WRITES {

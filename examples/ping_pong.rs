@@ -17,7 +17,10 @@ use vigie::{Flavor, Instant, Runtime};
 const GROUPS: usize = 101;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut sizes = env::args().skip(1).map(|size| size.parse()).collect::<Result<Vec<_>, _>>()?;
+    let size = |text: String| {
+        text.parse().map_err(|error| format!("`{text}` is no size in bytes: {error}"))
+    };
+    let mut sizes = env::args().skip(1).map(size).collect::<Result<Vec<_>, _>>()?;
     if sizes.is_empty() {
         sizes = vec![1, 64, 4096, 32 << 10, 4 << 20];
     }
@@ -26,7 +29,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     runtime.block_on(async {
         let deadline = Instant::now() + Duration::from_secs(30);
         let world = World::join(deadline).await?;
-        assert_eq!(world.size(), 2, "start two of me: vigie-run -n 2 --bind-to core ping_pong");
+        if world.size() != 2 {
+            return Err("start two of me: vigie-run -n 2 --bind-to core ping_pong".into());
+        }
         let all = Endpoint::join(&world, deadline).await?.communicator();
         for size in sizes {
             let micros = exchange(&all, size).await?;

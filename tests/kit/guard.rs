@@ -26,7 +26,10 @@ pub(crate) fn against_hang<T: Send + 'static>(body: impl FnOnce() -> T + Send + 
             Err(payload) => panic::resume_unwind(payload),
         },
         Err(mpsc::RecvTimeoutError::Timeout) => {
-            panic!("it hangs: not done within {HANG:?}; the threads of this process:\n{}", threads())
+            panic!(
+                "it hangs: not done within {HANG:?}; the threads of this process:\n{}",
+                threads()
+            )
         }
     }
 }
@@ -42,7 +45,11 @@ fn threads() -> String {
         let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split(' ').collect();
         let field = |index: usize| fields.get(index).copied().unwrap_or("?");
         let (state, user, kernel) = (field(1), field(12), field(13));
-        format!("  {:<16} {state} in {:<24} user {user}, kernel {kernel} ticks\n", read("comm").trim(), read("wchan"))
+        format!(
+            "  {:<16} {state} in {:<24} user {user}, kernel {kernel} ticks\n",
+            read("comm").trim(),
+            read("wchan")
+        )
     };
     tasks.flatten().map(|task| describe(task.path())).collect()
 }

@@ -50,7 +50,7 @@ pub(crate) enum RunError {
     Descriptors { ranks: u32, needed: u64, limit: u64 },
     #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
-    #[error("{place}: {problem}; name the file with the shared secret by --secret-file")]
+    #[error("{place}: {problem}")]
     Secret { place: &'static str, problem: String },
     #[error("the launcher cannot be started: {0}")]
     Launcher(#[from] io::Error),

@@ -59,7 +59,15 @@ pub(crate) fn secret(file: Option<&Path>) -> Result<Secret, RunError> {
     found.map_err(|error| match error {
         WorldError::Environment { variable, problem } => {
             // Use the name that the user gave.
-            RunError::Secret { place: file.map_or(variable, |_| "--secret-file"), problem }
+            match file {
+                Some(_) => RunError::Secret { place: "--secret-file", problem },
+                None => RunError::Secret {
+                    place: variable,
+                    problem: format!(
+                        "{problem}; name the file with the shared secret by --secret-file"
+                    ),
+                },
+            }
         }
         error => RunError::Secret { place: "the secret", problem: error.to_string() },
     })

@@ -40,7 +40,7 @@ pub(super) fn inherited(variable: &'static str, value: &OsStr) -> Result<UnixStr
     let number = value.to_str().and_then(|text| text.parse::<RawFd>().ok());
     // The standard streams have owners in every program.
     let number = number.filter(|&number| number > 2);
-    let number = number.ok_or_else(|| bad(format!("`{shown}` is not a descriptor's number")))?;
+    let number = number.ok_or_else(|| bad(format!("`{shown}` is neither the number of a descriptor that a launcher has opened nor `tcp://ADDRESS:PORT`")))?;
     if IS_TAKEN.swap(true, Ordering::Relaxed) {
         return Err(WorldError::AlreadyJoined);
     }

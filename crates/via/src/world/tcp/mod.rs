@@ -89,15 +89,16 @@ pub fn find_secret(variable: impl Fn(&str) -> Option<OsString>) -> Result<Secret
         WorldError::Environment { variable, problem }
     };
     // The value itself is never printed.
-    let what = "it holds no secret, which is 32 hexadecimal digits";
+    let what = "it holds no secret, which is 32 hexadecimal digits (`head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'` makes one)";
     if let Some(text) = variable(SECRET_VARIABLE) {
         return text.to_str().and_then(parse_secret).ok_or_else(|| bad(SECRET_VARIABLE, what));
     }
     let path = variable(SECRET_FILE_VARIABLE)
         .ok_or_else(|| bad(SECRET_FILE_VARIABLE, "it is not set, nor is `VIGIE_SECRET`"))?;
     let unread = |error| bad(SECRET_FILE_VARIABLE, &format!("{}: {error}", path.display()));
-    let text = fs::read_to_string(&path).map_err(unread)?;
-    parse_secret(&text).ok_or_else(|| bad(SECRET_FILE_VARIABLE, what))
+    let bytes = fs::read(&path).map_err(unread)?;
+    let secret = str::from_utf8(&bytes).ok().and_then(parse_secret);
+    secret.ok_or_else(|| bad(SECRET_FILE_VARIABLE, &format!("{}: {what}", path.display())))
 }
 
 /// Returns the secret of the identity `id`, as the ranks of a rendezvous over TCP derive it.
