@@ -36,23 +36,23 @@ pub struct Waiter {
 
 impl Waiter {
     /// Creates a waiter for `count` peers on the cores that this thread may use. It uses no server: its peers are threads. It reads
-    /// the clock once per `looks` looks.
+    /// the clock once per `polls` polls.
     #[must_use]
-    pub fn new(count: u32, looks: u32) -> Self {
-        Self::build(count, looks, None)
+    pub fn new(count: u32, polls: u32) -> Self {
+        Self::build(count, polls, None)
     }
 
     /// Creates a waiter that uses the policy of `server` and what the server has measured on this
     /// machine.
     #[must_use]
-    pub fn at(server: &Server, count: u32, looks: u32) -> Self {
-        Self::build(count, looks, Some(server.clone()))
+    pub fn at(server: &Server, count: u32, polls: u32) -> Self {
+        Self::build(count, polls, Some(server.clone()))
     }
 
-    fn build(count: u32, looks: u32, server: Option<Server>) -> Self {
+    fn build(count: u32, polls: u32, server: Option<Server>) -> Self {
         let peers = peers(count);
         let (policy, costs, _) = known_to_one(server.as_ref(), peers, true);
-        let waits = WaitHistory::new(&policy, &WaitSituation::new(peers, costs), looks);
+        let waits = WaitHistory::new(&policy, &WaitSituation::new(peers, costs), polls);
         Self { learner: OwnLearner { waits, server }, attempt: Attempt::default() }
     }
 
@@ -62,26 +62,26 @@ impl Waiter {
         self.attempt = Attempt::default();
     }
 
-    /// Looks until `look` returns a value; returns `None` when it is time to sleep. Blocks the
+    /// Polls until `poll` returns a value; returns `None` when it is time to sleep. Blocks the
     /// thread.
     #[inline]
-    pub fn spin_blocking<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        match self.turn(false, &mut || look().into(), &mut SystemBackend) {
+    pub fn spin_blocking<T>(&mut self, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
+        match self.run_burst(false, &mut || poll().into(), &mut SystemBackend) {
             SpinOutcome::Ready(found) => Some(found),
             SpinOutcome::Paused | SpinOutcome::Sleep => None,
         }
     }
 
-    /// Does the work of one poll: a burst of looks, no longer than a sleep is measured to cost and at most 20 µs, which yields
+    /// Does the work of one poll of a task: a burst of polls, no longer than a sleep is measured to cost and at most 20 µs, which yields
     /// the core as often as there is time for, at least once. `Ready(None)` means that it is time to sleep. On `Pending` the
     /// waker of `cx` has been called, so that other tasks run before the next burst.
     #[inline]
     pub fn poll_spin<T>(
         &mut self,
         cx: &Context<'_>,
-        mut look: impl FnMut() -> Option<T>,
+        mut poll: impl FnMut() -> Option<T>,
     ) -> Poll<Option<T>> {
-        self.turn(true, &mut || look().into(), &mut SystemBackend).poll(cx)
+        self.run_burst(true, &mut || poll().into(), &mut SystemBackend).into_poll(cx)
     }
 
     /// Call this when the sleep is over and the awaited event is there: the waiter learns from the
@@ -91,13 +91,13 @@ impl Waiter {
     }
 
     #[inline]
-    fn turn<T>(
+    fn run_burst<T>(
         &mut self,
-        has_turns: bool,
-        look: &mut impl FnMut() -> Probe<T>,
+        has_bursts: bool,
+        poll: &mut impl FnMut() -> Probe<T>,
         backend: &mut impl SpinBackend,
     ) -> SpinOutcome<T> {
-        self.attempt.turn(&mut self.learner, has_turns, look, backend)
+        self.attempt.run_burst(&mut self.learner, has_bursts, poll, backend)
     }
 }
 
@@ -108,7 +108,7 @@ impl fmt::Debug for Waiter {
     }
 }
 
-/// The result of a look.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "callers must handle every case")]
 pub enum Probe<T> {
@@ -132,7 +132,7 @@ trait Learner {
     /// Returns the first step of a wait, and its spin wait if that step is timed.
     fn first(
         &mut self,
-        has_turns: bool,
+        has_bursts: bool,
         now: impl FnOnce() -> Instant,
     ) -> (SpinStep, Option<SpinWait>);
 
@@ -140,7 +140,7 @@ trait Learner {
     fn found_first(&mut self);
 
     /// The first step found nothing. `None`: other waiters are spinning already.
-    fn begin(&mut self, has_turns: bool, first: SpinStep) -> Option<SpinWait>;
+    fn begin(&mut self, has_bursts: bool, first: SpinStep) -> Option<SpinWait>;
 
     fn learn<T>(&mut self, learn: impl FnOnce(&mut WaitHistory) -> T) -> T;
 
@@ -172,11 +172,11 @@ impl Learner for OwnLearner {
     #[inline]
     fn first(
         &mut self,
-        has_turns: bool,
+        has_bursts: bool,
         now: impl FnOnce() -> Instant,
     ) -> (SpinStep, Option<SpinWait>) {
-        let first = self.waits.first(has_turns);
-        self.waits.begin_timed(has_turns, first, now)
+        let first = self.waits.first(has_bursts);
+        self.waits.begin_timed(has_bursts, first, now)
     }
 
     #[inline]
@@ -185,8 +185,8 @@ impl Learner for OwnLearner {
     }
 
     #[inline]
-    fn begin(&mut self, has_turns: bool, first: SpinStep) -> Option<SpinWait> {
-        Some(self.waits.begin(has_turns, first))
+    fn begin(&mut self, has_bursts: bool, first: SpinStep) -> Option<SpinWait> {
+        Some(self.waits.begin(has_bursts, first))
     }
 
     #[inline]
@@ -204,7 +204,7 @@ impl Learner for OwnLearner {
     }
 }
 
-/// One wait, from the first look to the end of the sleep.
+/// One wait, from the first poll to the end of the sleep.
 #[derive(Debug, Default)]
 struct Attempt {
     /// From the first step that found nothing until the sleep.
@@ -217,14 +217,14 @@ struct Attempt {
 
 impl Attempt {
     #[inline]
-    fn turn<T>(
+    fn run_burst<T>(
         &mut self,
         learner: &mut impl Learner,
-        has_turns: bool,
-        look: &mut impl FnMut() -> Probe<T>,
+        has_bursts: bool,
+        poll: &mut impl FnMut() -> Probe<T>,
         backend: &mut impl SpinBackend,
     ) -> SpinOutcome<T> {
-        let has_moved = match look() {
+        let has_moved = match poll() {
             Probe::Ready(found) => {
                 self.found(learner);
                 return SpinOutcome::Ready(found);
@@ -238,28 +238,28 @@ impl Attempt {
             if has_moved {
                 self.moved();
             }
-            return self.go_on(learner, look, backend);
+            return self.go_on(learner, poll, backend);
         }
 
-        let (first, timed) = learner.first(has_turns, || backend.now());
+        let (first, timed) = learner.first(has_bursts, || backend.now());
         if timed.is_some() {
             self.spin_wait = timed;
             self.tried = true;
-            return self.timed(learner, first, look, backend);
+            return self.timed(learner, first, poll, backend);
         }
         if first == SpinStep::Sleep {
-            return self.try_nothing(learner, has_moved && has_turns, look, backend);
+            return self.try_nothing(learner, has_moved && has_bursts, poll, backend);
         }
 
-        if let Probe::Ready(found) = carry_out(first, look, backend) {
+        if let Probe::Ready(found) = carry_out(first, poll, backend) {
             learner.found_first();
             return SpinOutcome::Ready(found);
         }
 
         // Progress made so far has no effect: no clock was read yet.
-        self.spin_wait = learner.begin(has_turns, first);
+        self.spin_wait = learner.begin(has_bursts, first);
         self.tried = self.spin_wait.is_some();
-        self.go_on(learner, look, backend)
+        self.go_on(learner, poll, backend)
     }
 
     /// A wait that had better sleep at once, unless something moves.
@@ -268,11 +268,11 @@ impl Attempt {
         &mut self,
         learner: &mut impl Learner,
         has_moved: bool,
-        look: &mut impl FnMut() -> Probe<T>,
+        poll: &mut impl FnMut() -> Probe<T>,
         backend: &mut impl SpinBackend,
     ) -> SpinOutcome<T> {
         if has_moved {
-            match carry_out(SpinStep::Spin(MOVES_MAX), look, backend) {
+            match carry_out(SpinStep::Spin(MOVES_MAX), poll, backend) {
                 Probe::Ready(found) => return SpinOutcome::Ready(found),
                 Probe::Progress => return SpinOutcome::Paused,
                 Probe::Pending => {}
@@ -281,16 +281,16 @@ impl Attempt {
         self.give_up(learner, backend)
     }
 
-    /// A turn with a timed first step.
+    /// A burst with a timed first step.
     #[cold]
     fn timed<T>(
         &mut self,
         learner: &mut impl Learner,
         first: SpinStep,
-        look: &mut impl FnMut() -> Probe<T>,
+        poll: &mut impl FnMut() -> Probe<T>,
         backend: &mut impl SpinBackend,
     ) -> SpinOutcome<T> {
-        if let Probe::Ready(found) = carry_out(first, look, backend) {
+        if let Probe::Ready(found) = carry_out(first, poll, backend) {
             let now = backend.now();
             if let Some(spin_wait) = &mut self.spin_wait {
                 spin_wait.note(now);
@@ -301,14 +301,14 @@ impl Attempt {
             }
             return SpinOutcome::Ready(found);
         }
-        self.go_on(learner, look, backend)
+        self.go_on(learner, poll, backend)
     }
 
-    /// The rest of a turn whose first step found nothing.
+    /// The rest of a burst whose first step found nothing.
     fn go_on<T>(
         &mut self,
         learner: &mut impl Learner,
-        look: &mut impl FnMut() -> Probe<T>,
+        poll: &mut impl FnMut() -> Probe<T>,
         backend: &mut impl SpinBackend,
     ) -> SpinOutcome<T> {
         while let Some(spin_wait) = &mut self.spin_wait {
@@ -320,9 +320,9 @@ impl Attempt {
                 SpinStep::Sleep => break,
                 SpinStep::Spin(_) | SpinStep::Yield(_) => {}
             }
-            match carry_out(step, look, backend) {
+            match carry_out(step, poll, backend) {
                 Probe::Ready(found) => {
-                    // No look succeeded: others may need the core.
+                    // No poll before the yield succeeded: others may need the core.
                     if let SpinStep::Yield(count) = step
                         && !learner.peers().are_oversubscribed()
                     {
@@ -384,7 +384,7 @@ impl Attempt {
     }
 }
 
-/// One burst of looks by the last of several waiters at one place, before it sleeps. A poll does nothing beyond this burst. Shared by
+/// One burst of polls by the last of several waiters at one place, before it sleeps. A poll of the task does nothing beyond this burst. Shared by
 /// threads.
 #[derive(Debug)]
 pub struct Bursts {
@@ -396,8 +396,8 @@ pub struct Bursts {
 /// The number of skipped bursts that pay for one burst.
 const SKIPS: u32 = 16;
 
-/// Looks per clock reading: about 1 µs.
-const LOOKS: u32 = 32;
+/// Polls per clock reading: about 1 µs.
+const POLLS: u32 = 32;
 
 impl Bursts {
     /// Creates an account for `count` peers on the cores that this thread may use.
@@ -418,13 +418,13 @@ impl Bursts {
         spin_balance.is_positive()
     }
 
-    /// Looks until `is_there` returns true or the burst is over: at most as long as a sleep is
+    /// Polls until `is_there` returns true or the burst is over: at most as long as a sleep is
     /// measured to cost.
     pub fn spin(&self, mut is_there: impl FnMut() -> bool) -> bool {
         let mut begun = None;
         let mut taken = Duration::ZERO;
         while taken < self.spin_costs.spin {
-            for _ in 0..if cfg!(loom) { 1 } else { LOOKS } {
+            for _ in 0..if cfg!(loom) { 1 } else { POLLS } {
                 if is_there() {
                     self.settle(
                         self.spin_balance(),
@@ -487,7 +487,7 @@ fn known(
 fn known_to_one(server: Option<&Server>, peers: Peers, samples: bool) -> (Adaptive, Costs, Load) {
     let (mut policy, costs, load) = known(server, peers.are_oversubscribed(), samples);
     if server.is_some_and(Server::is_virtual) {
-        // A simulation moves its clock while all threads sleep: looks would be timed by the
+        // A simulation moves its clock while all threads sleep: polls would be timed by the
         // machine's clock.
         policy.spin_max = Duration::ZERO;
     }
@@ -511,7 +511,7 @@ pub fn sleep_thread(sleep: impl FnOnce() -> Option<Instant>) {
     of_threads().thread_sleeps(sleep, monotonic_now);
 }
 
-/// The result of a turn.
+/// The result of a burst.
 enum SpinOutcome<T> {
     Ready(T),
     Paused,
@@ -520,7 +520,7 @@ enum SpinOutcome<T> {
 
 impl<T> SpinOutcome<T> {
     #[inline]
-    fn poll(self, cx: &Context<'_>) -> Poll<Option<T>> {
+    fn into_poll(self, cx: &Context<'_>) -> Poll<Option<T>> {
         if let Self::Paused = self {
             cx.waker().wake_by_ref();
         }
@@ -530,8 +530,8 @@ impl<T> SpinOutcome<T> {
 
 impl<T> From<SpinOutcome<T>> for Poll<Option<T>> {
     #[inline]
-    fn from(turn: SpinOutcome<T>) -> Self {
-        match turn {
+    fn from(outcome: SpinOutcome<T>) -> Self {
+        match outcome {
             SpinOutcome::Ready(found) => Self::Ready(Some(found)),
             SpinOutcome::Paused => Self::Pending,
             SpinOutcome::Sleep => Self::Ready(None),
@@ -539,7 +539,7 @@ impl<T> From<SpinOutcome<T>> for Poll<Option<T>> {
     }
 }
 
-/// The effects of a turn on the machine; in tests, on a model of one.
+/// The effects of a burst on the machine; in tests, on a model of one.
 trait SpinBackend {
     fn now(&mut self) -> Instant;
     fn spin_once(&mut self);
@@ -565,14 +565,14 @@ impl SpinBackend for SystemBackend {
     }
 }
 
-/// The number of looks with progress that end a step: such looks take longer than empty ones.
+/// The number of polls with progress that end a step: such polls take longer than empty ones.
 const MOVES_MAX: u32 = 4;
 
-/// Carries out one step and looks after each part; looks again at once if something moved.
+/// Carries out one step and polls after each part; polls again at once if something moved.
 #[inline]
 fn carry_out<T>(
     step: SpinStep,
-    look: &mut impl FnMut() -> Probe<T>,
+    poll: &mut impl FnMut() -> Probe<T>,
     backend: &mut impl SpinBackend,
 ) -> Probe<T> {
     let (count, gives) = match step {
@@ -588,7 +588,7 @@ fn carry_out<T>(
             backend.spin_once();
         }
         loop {
-            match look() {
+            match poll() {
                 Probe::Ready(found) => return Probe::Ready(found),
                 Probe::Progress if moves == MOVES_MAX => return Probe::Progress,
                 Probe::Progress => moves += 1,

@@ -124,7 +124,7 @@ impl Policy for Fixed {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Adaptive {
-    /// The interval between looks for readiness events while tasks run. Default 50 µs.
+    /// The interval between polls for readiness events while tasks run. Default 50 µs.
     pub every: Duration,
     /// The longest time to poll before a sleep. Default 10 µs; with zero it never polls first.
     pub spin_max: Duration,
@@ -253,8 +253,8 @@ impl Policy for Adaptive {
         SpinCosts { spin: Duration::from_nanos(spin_ns), sleep }
     }
 
-    /// If all peers can have a core, looks for no longer than a sleep costs and at most [`spin_max`](Self::spin_max); then yields the
-    /// core between looks, until it has cost as much as a sleep of all peers. If there are more peers than cores or others want the core,
+    /// If all peers can have a core, polls for no longer than a sleep costs and at most [`spin_max`](Self::spin_max); then yields the
+    /// core between polls, until it has cost as much as a sleep of all peers. If there are more peers than cores or others want the core,
     /// yields from the start. Does neither if that did not pay lately or `spin_max` is zero.
     fn plan_wait(&self, situation: &WaitSituation) -> WaitPlan {
         WaitPlan::adaptive(situation, self.spin_max, self.delay_weight)

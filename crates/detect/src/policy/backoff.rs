@@ -16,8 +16,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// core was away for long twice in a row (once may be chance), it is not yielded for 50 times as long as it was away, and for at least
 /// twice as long each further time, up to 5 s. The first time that the core is back early ends that.
 ///
-/// The caller defines "long": the cost of a sleep and its wake-up ([`Costs`](crate::Costs)), times the number of threads that take
-/// a turn meanwhile.
+/// The caller defines "long": the cost of a sleep and its wake-up ([`Costs`](crate::Costs)), times the number of threads that
+/// run meanwhile.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct YieldBackoff {
     /// The time until which the core is not yielded, and the length of that pause.
@@ -83,9 +83,9 @@ mod tests {
     }
 
     /// Goal: the core is yielded without a pause while it is back early, and ever more rarely, down to a bound, while it is late; one early
-    /// return resets the backoff, and one late return counts as chance. Method: turns by hand.
+    /// return resets the backoff, and one late return counts as chance. Method: yields by hand.
     #[test]
-    fn late_turns_become_rare() {
+    fn late_yields_become_rare() {
         let (mut backoff, mut now) = (YieldBackoff::new(), Instant::from_nanos(1));
         let (early, late) = (MOST, Duration::from_millis(3));
         for _ in 0..2 {
@@ -98,11 +98,11 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: whatever others do with the core, late turns take no more than a fiftieth of the time plus the cost of finding out,
-        /// which is one turn for each early one; and no turn is skipped before two in a row were late. Method: random runs of early
-        /// and late turns, yielded as often as the backoff allows, with some work between them.
+        /// Goal: whatever others do with the core, late yields take no more than a fiftieth of the time plus the cost of finding out,
+        /// which is one yield for each early one; and no yield is skipped before two in a row were late. Method: random runs of early
+        /// and late yields, as often as the backoff allows, with some work between them.
         #[test]
-        fn late_turns_take_no_more_than_a_fiftieth(
+        fn late_yields_take_no_more_than_a_fiftieth(
             runs in proptest::collection::vec((1u64..100_000, 1usize..200), 1..50),
             work in 1u64..1_000,
         ) {
@@ -132,9 +132,9 @@ mod tests {
             prop_assert!(lost <= allowed + last + (now - begun) / 50, "{:?} {:?}", lost, allowed);
         }
 
-        /// Goal: without late turns there is no pause. Method: early turns at random.
+        /// Goal: without late yields there is no pause. Method: early yields at random.
         #[test]
-        fn early_turns_are_given(aways in proptest::collection::vec(0u64..=50, 1..100)) {
+        fn early_yields_are_allowed(aways in proptest::collection::vec(0u64..=50, 1..100)) {
             let mut backoff = YieldBackoff::new();
             for (at, away) in (0..).zip(aways) {
                 let now = Instant::from_nanos(at);

@@ -185,7 +185,7 @@ impl CostMeter {
 }
 
 /// Measures the cost of yielding the core, until it is back: 0.25 µs here if no thread wants it, 1.4 µs if one other
-/// process looks and gives it back, and as long as others compute if they do. Kept by each waiter, since it depends on
+/// process polls and gives it back, and as long as others compute if they do. Kept by each waiter, since it depends on
 /// the threads with which it shares the core.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct YieldMeter {

@@ -1,6 +1,6 @@
 //! The time for which the host has had nothing to run: the subject of the bet on polling first.
 //!
-//! Written and read under the driver's lock, by the polls of one look; atomic because handles see it
+//! Written and read under the driver's lock, by the polls of one pass; atomic because handles see it
 //! through the shared part of the server. `Relaxed` throughout.
 
 use std::time::Duration;

@@ -188,7 +188,7 @@ fn has_quota() -> bool {
     })
 }
 
-/// Looks for a limit in the groups that `/proc/self/cgroup` lists, and in their ancestors.
+/// Searches for a limit in the groups that `/proc/self/cgroup` lists, and in their ancestors.
 fn quota_in(mount: &Path, groups: &str) -> bool {
     groups.lines().any(|line| {
         let mut parts = line.splitn(3, ':').skip(1);

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 /// The processor time that may be spent to react early: the three settings of
 /// [`Adaptive`](crate::Adaptive).
 ///
-/// | | polls first, before a sleep | a microsecond of delay is worth | looks while tasks run | timers' slack |
+/// | | polls first, before a sleep | a microsecond of delay is worth | polls while tasks run | timers' slack |
 /// | --- | --- | --- | --- | --- |
 /// | `LowCpu` | never | nothing | every 100 µs | 1 ms |
 /// | `Balanced` | up to 10 µs | a microsecond of processor time | every 50 µs | 50 µs |

@@ -2,11 +2,11 @@
 //! clock.
 //!
 //! ```text
-//!             (1) looks left          (2) else             (3) the plan's time is over
+//!             (1) polls left          (2) else             (3) the plan's time is over
 //!   begin ──▶ SpinStep::Spin ──────▶ SpinStep::Yield ────▶ SpinStep::Sleep
 //!               │    ▲                 │    ▲
 //!               ▼    │ begin_burst      ▼    │ begin_burst
-//!             SpinStep::Pause (4)    SpinStep::Pause (4): the turn of a wait inside a poll is over
+//!             SpinStep::Pause (4)    SpinStep::Pause (4): the burst of a wait inside a task's poll is over
 //! ```
 //!
 //! Every arrow is [`SpinWait::next`], except for the first, which is [`SpinWait::begin`]. A [`WaitPlan`], made by the
@@ -21,9 +21,9 @@ use super::{
 };
 use crate::clock::Instant;
 
-/// A turn inside a poll lasts no longer than this, however expensive a sleep is: less than the interval between two looks,
-/// and so less than the delay that an event may have anyway.
-const TURN_MAX: Duration = Duration::from_micros(20);
+/// A burst inside a task's poll lasts no longer than this, however expensive a sleep is: less than the interval between two
+/// poll passes, and so less than the delay that an event may have anyway.
+const BURST_MAX: Duration = Duration::from_micros(20);
 
 /// The most times that the core is yielded between two clock readings.
 const YIELDS_MAX: u32 = 4;
@@ -105,12 +105,12 @@ impl WaitSituation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "policies must be able to make one")]
 pub struct WaitPlan {
-    /// The time for which it looks repeatedly.
+    /// The time for which it polls repeatedly.
     pub spin: Duration,
-    /// The time for which it then yields the core between looks. Together no longer than `sleep`, or than `all` if there are more peers than
+    /// The time for which it then yields the core between polls. Together no longer than `sleep`, or than `all` if there are more peers than
     /// cores and each waits for one other: see [`History::spin_balance`](crate::History::spin_balance).
     pub yield_core: Duration,
-    /// The longest burst of polls of a wait inside a poll.
+    /// The longest burst of polls of a wait inside a task's poll.
     pub burst: Duration,
     /// The cost if the waiter and the awaited peers sleep.
     pub sleep: Duration,
@@ -128,7 +128,7 @@ const CROWD_CHAIN_MAX: u32 = 64;
 impl WaitPlan {
     /// Returns the plan of [`Adaptive`](crate::Adaptive): see [`Policy::plan_wait`](crate::Policy::plan_wait).
     ///
-    /// `spin_max` is the longest time to look; zero means no spin wait at all. `delay_weight` has
+    /// `spin_max` is the longest time to poll; zero means no spin wait at all. `delay_weight` has
     /// the same meaning as there.
     pub(super) fn adaptive(
         situation: &WaitSituation,
@@ -144,7 +144,7 @@ impl WaitPlan {
         let is_crowd = peers.are_oversubscribed() && in_a_row < peers.sequential_sleeps();
         let chain = if is_crowd { CROWD_CHAIN_MAX } else { CHAIN_MAX };
         let all = one.saturating_mul(peers.sequential_sleeps().min(chain).max(in_a_row));
-        let burst = costs.sleep_cpu.saturating_add(costs.wake_delay).min(TURN_MAX);
+        let burst = costs.sleep_cpu.saturating_add(costs.wake_delay).min(BURST_MAX);
         if spin_max.is_zero() || !spinning_pays {
             return Self { spin: Duration::ZERO, yield_core: Duration::ZERO, burst, sleep, all };
         }
@@ -152,7 +152,7 @@ impl WaitPlan {
         let is_core_left = load.is_core_free() || (situation.are_yields_vain && !load.has_quota);
         let spins = !peers.are_oversubscribed() && is_core_left;
         let spin = if spins { spin_max.min(one) } else { Duration::ZERO };
-        // Looking without result uses up a quota; yielding lets the awaited threads run. A crowd yields for as long as all of it may take,
+        // Polling without result uses up a quota; yielding lets the awaited threads run. A crowd yields for as long as all of it may take,
         // also beside a thread that computes: each one that sleeps is woken by all others.
         let helps = peers.are_oversubscribed() || !load.has_quota;
         let gives = is_crowd || (helps && !are_yields_expensive);
@@ -172,15 +172,15 @@ impl WaitPlan {
     }
 }
 
-/// The next step of a wait. The caller carries it out, looks after each part, and ends the wait when it has found what it
+/// The next step of a wait. The caller carries it out, polls after each part, and ends the wait when it has found what it
 /// waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "callers must handle every case")]
 #[must_use = "a wait goes on by what it is told"]
 pub enum SpinStep {
-    /// Look this many times in a row.
+    /// Poll this many times in a row.
     Spin(u32),
-    /// Yield the core this many times, and look after each.
+    /// Yield the core this many times, and poll after each.
     Yield(u32),
     /// The burst is over: let other tasks of this executor run, then [begin another
     /// burst](SpinWait::begin_burst).
@@ -193,16 +193,16 @@ pub enum SpinStep {
 #[derive(Clone, Debug)]
 pub struct SpinWait {
     plan: WaitPlan,
-    /// True if turns have an end.
-    has_turns: bool,
-    /// Looks per clock reading.
+    /// True if the wait runs in bursts that have an end: inside a task's polls.
+    has_bursts: bool,
+    /// Polls per clock reading.
     spins: u32,
     yields: YieldMeter,
     began: Option<Instant>,
-    /// The last clock reading of this turn.
+    /// The last clock reading of this burst.
     seen: Option<Instant>,
-    /// The duration of this turn; untimed parts count with their usual duration.
-    turn: Duration,
+    /// The duration of this burst; untimed parts count with their usual duration.
+    burst_time: Duration,
     /// The duration of the last timed step.
     took: Duration,
     /// The longest timed absence of the core.
@@ -211,10 +211,10 @@ pub struct SpinWait {
 }
 
 impl SpinWait {
-    /// Begins a wait that reads the clock after every `spins` looks, inside polls if it `has_turns`. Returns it with its first step,
-    /// which needs no clock.
-    pub fn begin(plan: WaitPlan, has_turns: bool, spins: u32) -> (Self, SpinStep) {
-        let mut spin_wait = Self::with(plan, has_turns, spins, YieldMeter::default());
+    /// Begins a wait that reads the clock after every `spins` polls, inside the polls of a task if it `has_bursts`. Returns it with
+    /// its first step, which needs no clock.
+    pub fn begin(plan: WaitPlan, has_bursts: bool, spins: u32) -> (Self, SpinStep) {
+        let mut spin_wait = Self::with(plan, has_bursts, spins, YieldMeter::default());
         let first = spin_wait.first();
         spin_wait.last = first;
         (spin_wait, first)
@@ -223,13 +223,13 @@ impl SpinWait {
     /// A wait that has not begun.
     pub(super) const fn with(
         plan: WaitPlan,
-        has_turns: bool,
+        has_bursts: bool,
         spins: u32,
         yields: YieldMeter,
     ) -> Self {
-        let (turn, took, away) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        let (burst_time, took, away) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         let (began, seen, last) = (None, None, SpinStep::Pause);
-        Self { plan, has_turns, spins, yields, began, seen, turn, took, away, last }
+        Self { plan, has_bursts, spins, yields, began, seen, burst_time, took, away, last }
     }
 
     /// A wait that has done its first step.
@@ -246,7 +246,7 @@ impl SpinWait {
     #[inline]
     pub const fn begin_burst(&mut self) {
         self.seen = None;
-        self.turn = Duration::ZERO;
+        self.burst_time = Duration::ZERO;
         self.last = SpinStep::Pause;
     }
 
@@ -268,14 +268,14 @@ impl SpinWait {
         self.began.get_or_insert(now);
         if let Some(seen) = self.seen.replace(now) {
             self.took = now - seen;
-            self.turn += self.took;
+            self.burst_time += self.took;
             if let SpinStep::Yield(count) = self.last {
                 let each = self.took / count.max(1);
                 self.yields.took(each);
                 self.away = self.away.max(each);
             }
         } else if let SpinStep::Yield(count) = self.last {
-            self.turn += self.yields.usual().unwrap_or(self.plan.burst) * count;
+            self.burst_time += self.yields.usual().unwrap_or(self.plan.burst) * count;
         }
     }
 
@@ -309,7 +309,7 @@ impl SpinWait {
         let is_first = self.last == SpinStep::Pause;
         if waited < plan.spin {
             // The next step, and the untimed first one, take as long as the last one.
-            let is_over = self.has_turns && self.turn + 2 * self.took > plan.burst;
+            let is_over = self.has_bursts && self.burst_time + 2 * self.took > plan.burst;
             if is_over && !is_first { SpinStep::Pause } else { SpinStep::Spin(self.spins) }
         } else if waited < plan.spin.saturating_add(plan.yield_core) && !self.was_away_for_long() {
             self.yield_core(is_first)
@@ -318,14 +318,14 @@ impl SpinWait {
         }
     }
 
-    /// As many times as the turn has time for, but at least once per turn; once after looks, so that its time is known even if the event is
-    /// there then.
+    /// As many times as the burst has time for, but at least once per burst; once after polls, so that its time is known even if the event
+    /// is there then.
     fn yield_core(&self, is_first: bool) -> SpinStep {
         let most = if matches!(self.last, SpinStep::Spin(_)) { 1 } else { YIELDS_MAX };
-        if !self.has_turns {
+        if !self.has_bursts {
             return SpinStep::Yield(most);
         }
-        let left = self.plan.burst.saturating_sub(self.turn);
+        let left = self.plan.burst.saturating_sub(self.burst_time);
         let room = self.yields.usual().map_or(0, |each| left.as_nanos() / each.as_nanos().max(1));
         match u32::try_from(room).unwrap_or(most).min(most) {
             0 if is_first => SpinStep::Yield(1),

@@ -29,15 +29,15 @@ pub enum Strategy {
         /// As in [`CheckEach`](Self::CheckEach).
         every: Frequency,
     },
-    /// Sleeps until the detector announces an event; while tasks run, looks for readiness events as
+    /// Sleeps until the detector announces an event; while tasks run, polls for readiness events as
     /// often as `every` says.
     Sleep {
-        /// The frequency of looks for readiness events while tasks run.
+        /// The frequency of polls for readiness events while tasks run.
         every: Frequency,
     },
     /// Polls for up to `spin` before it sleeps.
     PollThenSleep {
-        /// The frequency of looks while tasks run.
+        /// The frequency of polls while tasks run.
         every: Frequency,
         /// The time to poll before a sleep when there is nothing to run.
         spin: Duration,
@@ -62,7 +62,7 @@ impl Strategy {
         }
     }
 
-    /// Returns how often to look while tasks run.
+    /// Returns how often to poll while tasks run.
     #[must_use]
     pub const fn every(self) -> Option<Frequency> {
         match self {
@@ -74,7 +74,7 @@ impl Strategy {
         }
     }
 
-    /// Returns whether the server must look on its own, because nothing will be announced.
+    /// Returns whether the server must poll on its own, because nothing will be announced.
     #[must_use]
     pub const fn is_polling(self) -> bool {
         matches!(self, Self::CheckEach { .. } | Self::PollGroup { .. })

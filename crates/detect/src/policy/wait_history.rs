@@ -43,7 +43,7 @@ pub(crate) struct WaitHistory {
 }
 
 impl WaitHistory {
-    /// For a waiter that reads the clock after every `spins` looks.
+    /// For a waiter that reads the clock after every `spins` polls.
     pub(crate) fn new(policy: &dyn Policy, situation: &WaitSituation, spins: u32) -> Self {
         let plan = policy.plan_wait(situation);
         let spin_balance = SpinBalance::optimistic(&plan.spin_costs());
@@ -57,7 +57,7 @@ impl WaitHistory {
         self.peers
     }
 
-    /// Returns how many looks a wait does in its first step: zero if it does something else then.
+    /// Returns how many polls a wait does in its first step: zero if it does something else then.
     pub(crate) const fn spins_first(&self) -> u32 {
         if self.plan.spin.is_zero() { 0 } else { self.spins }
     }
@@ -72,18 +72,18 @@ impl WaitHistory {
         &self.plan
     }
 
-    /// Begins a wait, inside polls if it `has_turns`; returns the first step.
+    /// Begins a wait, inside the polls of a task if it `has_bursts`; returns the first step.
     #[inline]
-    pub(crate) fn first(&self, has_turns: bool) -> SpinStep {
+    pub(crate) fn first(&self, has_bursts: bool) -> SpinStep {
         match self.spins_first() {
-            0 => self.spin_wait(has_turns).first(),
+            0 => self.spin_wait(has_bursts).first(),
             spins => SpinStep::Spin(spins),
         }
     }
 
     /// The first step found nothing.
-    pub(crate) const fn begin(&self, has_turns: bool, first: SpinStep) -> SpinWait {
-        self.spin_wait(has_turns).after(first)
+    pub(crate) const fn begin(&self, has_bursts: bool, first: SpinStep) -> SpinWait {
+        self.spin_wait(has_bursts).after(first)
     }
 
     /// Like [`begin`](Self::begin), at a time before the first step, if this wait is one of those that are
@@ -91,7 +91,7 @@ impl WaitHistory {
     #[inline]
     pub(crate) fn begin_timed(
         &mut self,
-        has_turns: bool,
+        has_bursts: bool,
         first: SpinStep,
         now: impl FnOnce() -> Instant,
     ) -> (SpinStep, Option<SpinWait>) {
@@ -103,11 +103,11 @@ impl WaitHistory {
             return (first, None);
         }
         let first = if self.peers.are_oversubscribed() { first } else { SpinStep::Yield(1) };
-        (first, Some(self.begin(has_turns, first).begin_at(now())))
+        (first, Some(self.begin(has_bursts, first).begin_at(now())))
     }
 
-    const fn spin_wait(&self, has_turns: bool) -> SpinWait {
-        SpinWait::with(self.plan, has_turns, self.spins, self.yields)
+    const fn spin_wait(&self, has_bursts: bool) -> SpinWait {
+        SpinWait::with(self.plan, has_bursts, self.spins, self.yields)
     }
 
     /// The first step found the awaited event.

@@ -16,11 +16,11 @@ use crate::{
 /// The history that all waiters at one place share, as a [`Waiter`](super::Waiter) has one of its own: all tasks that wait
 /// at an endpoint, each by a [`SharedWait`].
 ///
-/// Only one of several waiters spins, since it looks on behalf of the others too. The others look
+/// Only one of several waiters spins, since it polls on behalf of the others too. The others poll
 /// once and sleep.
 ///
 /// # Cost
-/// A wait that succeeds at its first look touches nothing here; one that succeeds in its first step, if that is to look, reads
+/// A wait that succeeds at its first poll touches nothing here; one that succeeds in its first step, if that is to poll, reads
 /// one word. All others take a mutex two or three times, for some nanoseconds each.
 pub struct SharedWaiter {
     server: Server,
@@ -41,21 +41,21 @@ struct SharedHistory {
 const FULL: u32 = 1 << 31;
 
 impl SharedHistory {
-    /// Returns how many looks a wait does before it asks for more, with [`FULL`].
+    /// Returns how many polls a wait does before it asks for more, with [`FULL`].
     const fn word(&self) -> u32 {
-        let looks = if self.trying == 0 { self.waits.spins_first() } else { 0 };
-        (looks & !FULL) | if self.waits.is_full() { FULL } else { 0 }
+        let polls = if self.trying == 0 { self.waits.spins_first() } else { 0 };
+        (polls & !FULL) | if self.waits.is_full() { FULL } else { 0 }
     }
 }
 
 impl SharedWaiter {
     /// Creates a waiter for waits by the policy of `server`, each for one of `count` peers on this machine's cores, including those that
-    /// this thread may not use: peers that are processes may be pinned to one core each. A wait reads the clock once per `looks` looks.
+    /// this thread may not use: peers that are processes may be pinned to one core each. A wait reads the clock once per `polls` polls.
     /// In virtual time nothing happens during a spin, so all waits sleep at once.
     #[must_use]
-    pub fn at(server: &Server, count: u32, looks: u32) -> Self {
+    pub fn at(server: &Server, count: u32, polls: u32) -> Self {
         let cores = u32::try_from(processor_count()).unwrap_or(u32::MAX);
-        let waiter = Self::among(server, Peers { count, cores }, looks);
+        let waiter = Self::among(server, Peers { count, cores }, polls);
         if server.is_virtual() {
             // As if another wait were spinning.
             waiter.locked(|history| history.trying = 1);
@@ -63,10 +63,10 @@ impl SharedWaiter {
         waiter
     }
 
-    pub(super) fn among(server: &Server, peers: Peers, looks: u32) -> Self {
+    pub(super) fn among(server: &Server, peers: Peers, polls: u32) -> Self {
         let (policy, costs, _) = known(Some(server), peers.are_oversubscribed(), true);
         let waits =
-            WaitHistory::new(&policy, &WaitSituation::of_one(peers, costs), looks.min(!FULL));
+            WaitHistory::new(&policy, &WaitSituation::of_one(peers, costs), polls.min(!FULL));
         let history = SharedHistory { waits, trying: 0 };
         let word = AtomicU32::new(history.word());
         Self { server: server.clone(), peers, history: Mutex::new(history), word }
@@ -91,15 +91,15 @@ impl SharedWaiter {
     #[cold]
     fn first_locked(
         &self,
-        has_turns: bool,
+        has_bursts: bool,
         now: impl FnOnce() -> Instant,
     ) -> (SpinStep, Option<SpinWait>) {
         self.locked(|history| {
             if history.trying > 0 {
                 return (SpinStep::Sleep, None);
             }
-            let first = history.waits.first(has_turns);
-            let (first, timed) = history.waits.begin_timed(has_turns, first, now);
+            let first = history.waits.first(has_bursts);
+            let (first, timed) = history.waits.begin_timed(has_bursts, first, now);
             history.trying += u32::from(timed.is_some());
             (first, timed)
         })
@@ -110,12 +110,12 @@ impl Learner for &SharedWaiter {
     #[inline]
     fn first(
         &mut self,
-        has_turns: bool,
+        has_bursts: bool,
         now: impl FnOnce() -> Instant,
     ) -> (SpinStep, Option<SpinWait>) {
         match self.word.load(Ordering::Relaxed) & !FULL {
-            0 => self.first_locked(has_turns, now),
-            looks => (SpinStep::Spin(looks), None),
+            0 => self.first_locked(has_bursts, now),
+            polls => (SpinStep::Spin(polls), None),
         }
     }
 
@@ -126,11 +126,11 @@ impl Learner for &SharedWaiter {
         }
     }
 
-    fn begin(&mut self, has_turns: bool, first: SpinStep) -> Option<SpinWait> {
+    fn begin(&mut self, has_bursts: bool, first: SpinStep) -> Option<SpinWait> {
         self.locked(|history| {
             let is_alone = history.trying == 0;
             history.trying += u32::from(is_alone);
-            is_alone.then(|| history.waits.begin(has_turns, first))
+            is_alone.then(|| history.waits.begin(has_bursts, first))
         })
     }
 
@@ -162,39 +162,39 @@ impl fmt::Debug for SharedWaiter {
     }
 }
 
-/// One wait of a [`SharedWaiter`]: it looks, yields the core and is told when to sleep, inside a future of any executor. It may be
+/// One wait of a [`SharedWaiter`]: it polls, yields the core and is told when to sleep, inside a future of any executor. It may be
 /// dropped at any time; a dropped wait teaches nothing.
-#[must_use = "nothing is looked for before it is polled"]
+#[must_use = "a wait does nothing until it is polled"]
 pub struct SharedWait<'a> {
     waiter: &'a SharedWaiter,
     pub(super) attempt: Attempt,
 }
 
 impl SharedWait<'_> {
-    /// Like [`Waiter::poll_spin`](super::Waiter::poll_spin); a look may also report progress.
+    /// Like [`Waiter::poll_spin`](super::Waiter::poll_spin); a poll may also report progress.
     #[inline]
     pub fn poll_spin<T>(
         &mut self,
         cx: &Context<'_>,
-        mut look: impl FnMut() -> Probe<T>,
+        mut poll: impl FnMut() -> Probe<T>,
     ) -> Poll<Option<T>> {
-        self.turn(&mut look, &mut SystemBackend).poll(cx)
+        self.run_burst(&mut poll, &mut SystemBackend).into_poll(cx)
     }
 
     /// Does the work of the first poll outside of it. `Pending` means that others should run before it is
     /// [polled](Self::poll_spin); no waker has been called for that.
     #[inline]
-    pub fn try_first<T>(&mut self, mut look: impl FnMut() -> Probe<T>) -> Poll<Option<T>> {
-        self.turn(&mut look, &mut SystemBackend).into()
+    pub fn try_first<T>(&mut self, mut poll: impl FnMut() -> Probe<T>) -> Poll<Option<T>> {
+        self.run_burst(&mut poll, &mut SystemBackend).into()
     }
 
     #[inline]
-    pub(super) fn turn<T>(
+    pub(super) fn run_burst<T>(
         &mut self,
-        look: &mut impl FnMut() -> Probe<T>,
+        poll: &mut impl FnMut() -> Probe<T>,
         backend: &mut impl SpinBackend,
     ) -> SpinOutcome<T> {
-        self.attempt.turn(&mut self.waiter, true, look, backend)
+        self.attempt.run_burst(&mut self.waiter, true, poll, backend)
     }
 
     /// Call this when the sleep is over and the awaited event is there: learns from the sleep's length. Does nothing if

@@ -12,10 +12,10 @@ use crate::{sync::Arc, testing::Simulation};
 #[derive(Default)]
 struct Model {
     now: u64,
-    look: u64,
+    poll: u64,
     away: u64,
-    /// The work of the present poll: looks, and how many times the core was yielded.
-    looks: u64,
+    /// The work of the present burst: polls, and how many times the core was yielded.
+    polls: u64,
     yields: u64,
 }
 
@@ -25,12 +25,12 @@ impl SpinBackend for Model {
     }
 
     fn spin_once(&mut self) {
-        self.now += self.look;
-        self.looks += 1;
+        self.now += self.poll;
+        self.polls += 1;
     }
 
     fn yield_core(&mut self) {
-        self.now += self.away + self.look;
+        self.now += self.away + self.poll;
         self.yields += 1;
     }
 }
@@ -41,26 +41,26 @@ fn waiter(count: u32, cores: u32) -> Waiter {
     Waiter { learner: OwnLearner { waits, server: None }, attempt: Attempt::default() }
 }
 
-/// Goal: no poll does more than one bounded burst, and it yields the core more than once only if the core was back in time. Method:
+/// Goal: no poll of a task does more than one bounded burst, and it yields the core more than once only if the core was back in time. Method:
 /// waits that find nothing, polled to their end; the time of each poll by the model's clock, for cores that come back early and
 /// late.
 #[test]
 fn a_poll_is_one_burst() {
     const BOUND: u64 = 20_000;
     for (count, cores) in [(2, 2), (8, 2), (32, 2), (1_000, 2)] {
-        for (look, away) in [(40, 250), (400, 1_400), (40, 19_000), (40, 3_000_000)] {
+        for (poll, away) in [(40, 250), (400, 1_400), (40, 19_000), (40, 3_000_000)] {
             let mut waiter = waiter(count, cores);
-            let mut model = Model { look, away, ..Model::default() };
+            let mut model = Model { poll, away, ..Model::default() };
             loop {
                 let begun = model.now;
-                (model.looks, model.yields) = (0, 0);
-                let turn = waiter.turn(true, &mut || Probe::<()>::Pending, &mut model);
+                (model.polls, model.yields) = (0, 0);
+                let outcome = waiter.run_burst(true, &mut || Probe::<()>::Pending, &mut model);
                 let took = model.now - begun;
-                let text = format!("{count} members, {look}, {away}: {took} ns");
-                // The first absence of the core cannot be predicted; and looks may take longer than the rest of the burst.
-                let most = BOUND.max(away + look) + 12 * look;
-                assert!(took <= most && (model.yields <= 1 || took <= BOUND + 12 * look), "{text}");
-                if let SpinOutcome::Sleep = turn {
+                let text = format!("{count} members, {poll}, {away}: {took} ns");
+                // The first absence of the core cannot be predicted; and polls may take longer than the rest of the burst.
+                let most = BOUND.max(away + poll) + 12 * poll;
+                assert!(took <= most && (model.yields <= 1 || took <= BOUND + 12 * poll), "{text}");
+                if let SpinOutcome::Sleep = outcome {
                     break;
                 }
                 // Other tasks of the executor run.
@@ -70,36 +70,36 @@ fn a_poll_is_one_burst() {
     }
 }
 
-/// Goal: a poll that must be continued has woken its task, and one that is to sleep has not. Method: a waker that counts.
+/// Goal: a burst that must be continued has woken its task, and one that is to sleep has not. Method: a waker that counts.
 #[test]
 fn a_pause_wakes() {
     let count = Arc::new(Count::default());
     let waker = Waker::from(Arc::clone(&count));
     let cx = Context::from_waker(&waker);
     let mut waiter = waiter(32, 2);
-    let mut model = Model { look: 40, away: 1_400, ..Model::default() };
-    let (mut pauses, mut looks) = (0, 0);
+    let mut model = Model { poll: 40, away: 1_400, ..Model::default() };
+    let (mut pauses, mut polls) = (0, 0);
     loop {
-        let mut look = || {
-            looks += 1;
+        let mut poll = || {
+            polls += 1;
             Probe::<()>::Pending
         };
-        if waiter.turn(true, &mut look, &mut model).poll(&cx).is_ready() {
+        if waiter.run_burst(true, &mut poll, &mut model).into_poll(&cx).is_ready() {
             break;
         }
         pauses += 1;
         assert_eq!(count.0.load(Order::Relaxed), pauses);
     }
-    assert!(pauses > 0 && looks > pauses);
+    assert!(pauses > 0 && polls > pauses);
     assert_eq!(count.0.load(Order::Relaxed), pauses);
-    // The first look finds what is there, and no task is woken.
+    // The first poll finds what is there, and no task is woken.
     waiter.begin();
     assert_eq!(waiter.poll_spin(&cx, || Some(7)), Poll::Ready(Some(7)));
     assert_eq!(count.0.load(Order::Relaxed), pauses);
 }
 
 /// Goal: bursts that find nothing are skipped, except for one now and then, and one that finds something brings them back. Method:
-/// count the looks, at costs of two cores: on one core no burst is made.
+/// count the polls, at costs of two cores: on one core no burst is made.
 #[test]
 fn bursts_must_pay() {
     let spin_costs = SpinCosts { spin: Duration::from_micros(5), sleep: Duration::from_micros(20) };
@@ -125,44 +125,44 @@ fn shared(simulation: &Simulation, count: u32) -> SharedWaiter {
     SharedWaiter::among(simulation.server(), Peers { count, cores: 2 }, 8)
 }
 
-/// One turn of one of several waiters, which finds nothing. Returns how many times it looked, and whether it
+/// One burst of one of several waiters, which finds nothing. Returns how many times it polled, and whether it
 /// is to sleep.
-fn vain_turn(wait: &mut SharedWait<'_>, model: &mut Model) -> (u32, bool) {
-    let mut looks = 0;
-    let mut look = || {
-        looks += 1;
+fn vain_burst(wait: &mut SharedWait<'_>, model: &mut Model) -> (u32, bool) {
+    let mut polls = 0;
+    let mut poll = || {
+        polls += 1;
         Probe::<()>::Pending
     };
-    let turn = wait.turn(&mut look, model);
-    (looks, matches!(turn, SpinOutcome::Sleep))
+    let outcome = wait.run_burst(&mut poll, model);
+    (polls, matches!(outcome, SpinOutcome::Sleep))
 }
 
-/// Goal: of several waiters at one place one spins, the others look once and sleep; when that one has found something or is dropped,
-/// the next one spins. Method: count the looks, for pairs and crowds.
+/// Goal: of several waiters at one place one spins, the others poll once and sleep; when that one has found something or is dropped,
+/// the next one spins. Method: count the polls, for pairs and crowds.
 #[test]
 fn one_of_several_tries() {
     let simulation = Simulation::new(1);
     for count in [2, 32] {
         let shared = shared(&simulation, count);
-        let mut model = Model { look: 40, away: 19_000, ..Model::default() };
+        let mut model = Model { poll: 40, away: 19_000, ..Model::default() };
         let (mut first, mut second) = (shared.wait(), shared.wait());
-        let (looks, sleeps) = vain_turn(&mut first, &mut model);
-        assert!(looks > 1 && !sleeps, "{count}: {looks}");
-        assert_eq!(vain_turn(&mut second, &mut model), (1, true), "{count}");
+        let (polls, sleeps) = vain_burst(&mut first, &mut model);
+        assert!(polls > 1 && !sleeps, "{count}: {polls}");
+        assert_eq!(vain_burst(&mut second, &mut model), (1, true), "{count}");
         drop(first);
         let mut third = shared.wait();
-        assert!(!vain_turn(&mut third, &mut model).1, "{count}");
-        assert_eq!(vain_turn(&mut shared.wait(), &mut model), (1, true));
+        assert!(!vain_burst(&mut third, &mut model).1, "{count}");
+        assert_eq!(vain_burst(&mut shared.wait(), &mut model), (1, true));
         let cx = Context::from_waker(Waker::noop());
         assert_eq!(third.poll_spin(&cx, || Probe::Ready(7)), Poll::Ready(Some(7)));
-        assert!(!vain_turn(&mut shared.wait(), &mut model).1, "{count}");
+        assert!(!vain_burst(&mut shared.wait(), &mut model).1, "{count}");
     }
 }
 
-/// Goal: a wait that succeeds in its first step needs no clock. Method: a model without one, and waits that succeed at any look of
+/// Goal: a wait that succeeds in its first step needs no clock. Method: a model without one, and waits that succeed at any poll of
 /// that step.
 #[test]
-fn the_first_looks_need_no_clock() {
+fn the_first_polls_need_no_clock() {
     struct Timeless;
     impl SpinBackend for Timeless {
         fn now(&mut self) -> Instant {
@@ -176,17 +176,17 @@ fn the_first_looks_need_no_clock() {
     let simulation = Simulation::new(1);
     let shared = shared(&simulation, 2);
     for found_at in 1..=9 {
-        let mut looks = 0;
-        let mut look = || {
-            looks += 1;
-            Probe::from((looks == found_at).then_some(()))
+        let mut polls = 0;
+        let mut poll = || {
+            polls += 1;
+            Probe::from((polls == found_at).then_some(()))
         };
-        let turn = shared.wait().turn(&mut look, &mut Timeless);
-        assert!(matches!(turn, SpinOutcome::Ready(())), "{found_at}");
+        let outcome = shared.wait().run_burst(&mut poll, &mut Timeless);
+        assert!(matches!(outcome, SpinOutcome::Ready(())), "{found_at}");
     }
 }
 
-/// Goal: while something moves now and then, a wait continues, in polls no longer than a burst; then it sleeps. Method: looks, one in
+/// Goal: while something moves now and then, a wait continues, in bursts of bounded length; then it sleeps. Method: polls, one in
 /// several of which moves something that takes 1 µs, even if recent waits had better slept at once.
 #[test]
 fn what_moves_is_waited_for() {
@@ -201,34 +201,34 @@ fn what_moves_is_waited_for() {
         }
         let clock = Cell::new(0);
         let mut model = Timed(&clock);
-        let (mut wait, mut looks, mut polls) = (shared.wait(), 0_u64, 0);
+        let (mut wait, mut polls, mut bursts) = (shared.wait(), 0_u64, 0);
         loop {
             let begun = clock.get();
-            let mut look = || {
-                looks += 1;
-                if looks < 10_000 && looks.is_multiple_of(every) {
+            let mut poll = || {
+                polls += 1;
+                if polls < 10_000 && polls.is_multiple_of(every) {
                     clock.set(clock.get() + 1_000);
                     return Probe::<()>::Progress;
                 }
                 Probe::Pending
             };
-            let turn = wait.turn(&mut look, &mut model);
+            let outcome = wait.run_burst(&mut poll, &mut model);
             let took = clock.get() - begun;
             // One more step, and the progress in it.
             assert!(took <= BOUND + 8_000, "{count}, {spinning_pays}, {every}: {took} ns");
-            polls += 1;
-            match turn {
+            bursts += 1;
+            match outcome {
                 SpinOutcome::Ready(()) => unreachable!("nothing is found"),
                 SpinOutcome::Paused => {}
                 SpinOutcome::Sleep => break,
             }
         }
-        assert!((10_000..20_000).contains(&looks), "{count}, {spinning_pays}, {every}: {looks}");
-        assert!(polls > 10, "{count}, {spinning_pays}, {every}: {polls}");
+        assert!((10_000..20_000).contains(&polls), "{count}, {spinning_pays}, {every}: {polls}");
+        assert!(bursts > 10, "{count}, {spinning_pays}, {every}: {bursts}");
     }
 }
 
-/// A clock that looks advance too.
+/// A clock that polls advance too.
 struct Timed<'a>(&'a Cell<u64>);
 
 impl SpinBackend for Timed<'_> {
@@ -245,21 +245,21 @@ impl SpinBackend for Timed<'_> {
     }
 }
 
-/// Waits `count` times for 0.1 s each. Returns the number of looks.
+/// Waits `count` times for 0.1 s each. Returns the number of polls.
 fn far_waits(shared: &SharedWaiter, count: u32) -> u32 {
     (0..count).map(|_| slept_wait(shared, 100_000_000)).sum()
 }
 
-/// A wait that finds nothing and sleeps for `nanos`. Returns the number of looks.
+/// A wait that finds nothing and sleeps for `nanos`. Returns the number of polls.
 fn slept_wait(shared: &SharedWaiter, nanos: u64) -> u32 {
-    let mut model = Model { now: 1, look: 40, away: 250, ..Model::default() };
-    let (mut wait, mut looks) = (shared.wait(), 0);
+    let mut model = Model { now: 1, poll: 40, away: 250, ..Model::default() };
+    let (mut wait, mut polls) = (shared.wait(), 0);
     loop {
-        let (more, sleeps) = vain_turn(&mut wait, &mut model);
-        looks += more;
+        let (more, sleeps) = vain_burst(&mut wait, &mut model);
+        polls += more;
         if sleeps {
             wait.attempt.slept(&mut { shared }, Instant::from_nanos(model.now + nanos));
-            return looks;
+            return polls;
         }
     }
 }
@@ -272,14 +272,14 @@ fn several_learn_together() {
     for count in [2, 8, 32] {
         let shared = shared(&simulation, count);
         far_waits(&shared, 10);
-        assert_eq!(far_waits(&shared, 10), 10, "{count}: one look each");
+        assert_eq!(far_waits(&shared, 10), 10, "{count}: one poll each");
         let sleeps = (0..20).take_while(|_| slept_wait(&shared, 1_000) == 1).count();
         assert!(sleeps <= 5, "{count}: {sleeps} near waits are slept through");
         // In a pair, a lost spin is not repeated at once.
         assert!(count == 2 || slept_wait(&shared, 1_000) > 1, "{count}");
         // Longer than all sleeps one after the other: no try could have shortened it.
-        let looks: Vec<_> = (0..20).map(|_| slept_wait(&shared, 10_000_000)).collect();
-        assert_eq!(looks.last(), Some(&1), "{count}");
+        let polls: Vec<_> = (0..20).map(|_| slept_wait(&shared, 10_000_000)).collect();
+        assert_eq!(polls.last(), Some(&1), "{count}");
     }
 }
 
@@ -289,10 +289,10 @@ fn several_learn_together() {
 fn waits_that_do_not_try_lose_nothing() {
     let simulation = Simulation::new(1);
     let shared = shared(&simulation, 2);
-    let mut model = Model { now: 1, look: 40, away: 250, ..Model::default() };
+    let mut model = Model { now: 1, poll: 40, away: 250, ..Model::default() };
     let mut trying = shared.wait();
-    let (_, sleeps) = vain_turn(&mut trying, &mut model);
-    assert!(!sleeps, "it goes on in its next turn");
+    let (_, sleeps) = vain_burst(&mut trying, &mut model);
+    assert!(!sleeps, "it goes on in its next burst");
     for _ in 0..20 {
         assert_eq!(slept_wait(&shared, 1_000), 1, "another one tries");
     }

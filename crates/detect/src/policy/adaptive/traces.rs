@@ -315,7 +315,7 @@ fn expensive_polls_are_rare() {
     let situation = Situation::new(now, Flavor::Hybrid, Methods::GROUP, &history);
     let policy = Adaptive::default();
     let Some(Frequency::Time(every)) = policy.decide(&situation).strategy.every() else {
-        panic!("a polling strategy looks in units of time");
+        panic!("a polling strategy polls in units of time");
     };
     let share = Duration::from_micros(30) * policy.poll_share;
     assert!(every >= share * 9 / 10 && every <= share, "{every:?}");

@@ -14,9 +14,9 @@ fn situation(count: u32, cores: u32, cpu: u64, delay: u64) -> WaitSituation {
     WaitSituation::new(Peers { count, cores }, costs)
 }
 
-/// The steps of a wait that finds nothing, with their times: a look takes `spin`, the core is away for `away`.
-fn steps(plan: WaitPlan, has_turns: bool, spin: u64, away: u64) -> Vec<(SpinStep, Duration)> {
-    let (mut spin_wait, mut step) = SpinWait::begin(plan, has_turns, 8);
+/// The steps of a wait that finds nothing, with their times: a poll takes `spin`, the core is away for `away`.
+fn steps(plan: WaitPlan, has_bursts: bool, spin: u64, away: u64) -> Vec<(SpinStep, Duration)> {
+    let (mut spin_wait, mut step) = SpinWait::begin(plan, has_bursts, 8);
     let (mut now, mut steps) = (Instant::from_nanos(5), Vec::new());
     loop {
         let took = match step {
@@ -40,32 +40,32 @@ fn steps(plan: WaitPlan, has_turns: bool, spin: u64, away: u64) -> Vec<(SpinStep
 }
 
 proptest! {
-    /// Goal: a wait ends, does each part in its order and no longer than planned, and inside a poll no burst is longer than a
-    /// sleep costs or 20 µs, except for the last step; the core is yielded at least once per turn. Method: machines and peers at
-    /// random, in virtual time.
+    /// Goal: a wait ends, does each part in its order and no longer than planned, and inside a task's poll no burst is longer than
+    /// a sleep costs or 20 µs, except for the last step; the core is yielded at least once per burst. Method: machines and peers
+    /// at random, in virtual time.
     #[test]
-    fn turns_are_bounded(
+    fn bursts_are_bounded(
         (count, cores) in (1u32..100, 1u32..9),
         (cpu, delay) in (500u64..20_000, 500u64..100_000),
         (spin, away) in (5u64..500, 100u64..200_000),
-        has_turns: bool,
+        has_bursts: bool,
     ) {
         let situation = situation(count, cores, cpu, delay);
         for reactivity in REACTIVITIES {
             let plan = Adaptive::new(reactivity).plan_wait(&situation);
-            let bound = Duration::from_nanos(cpu + delay).min(TURN_MAX);
+            let bound = Duration::from_nanos(cpu + delay).min(BURST_MAX);
             prop_assert!(plan.burst <= bound);
             prop_assert!(plan.spin + plan.yield_core <= plan.sleep);
-            let steps = steps(plan, has_turns, spin, away);
-            let (mut turn, mut gives, mut total) = (Duration::ZERO, 0, Duration::ZERO);
-            let (mut has_given, mut steps_of_turn) = (false, 0);
+            let steps = steps(plan, has_bursts, spin, away);
+            let (mut burst_time, mut gives, mut total) = (Duration::ZERO, 0, Duration::ZERO);
+            let (mut has_given, mut steps_of_burst) = (false, 0);
             for &(step, took) in &steps {
                 match step {
                     SpinStep::Pause => {
-                        prop_assert!(has_turns);
-                        (turn, gives, steps_of_turn) = (Duration::ZERO, 0, 0);
+                        prop_assert!(has_bursts);
+                        (burst_time, gives, steps_of_burst) = (Duration::ZERO, 0, 0);
                     }
-                    SpinStep::Spin(_) => prop_assert!(!has_given, "looks come first"),
+                    SpinStep::Spin(_) => prop_assert!(!has_given, "polls come first"),
                     SpinStep::Yield(_) => {
                         gives += 1;
                         has_given = true;
@@ -73,15 +73,15 @@ proptest! {
                     SpinStep::Sleep => {}
                 }
                 if let SpinStep::Spin(_) | SpinStep::Yield(_) = step {
-                    steps_of_turn += 1;
+                    steps_of_burst += 1;
                     // The cost of a step is known after the second one; how long the core will be away is never known
                     // before.
-                    let fits = turn + took <= bound || steps_of_turn <= 2;
-                    prop_assert!(!has_turns || fits || gives == 1, "{steps:?}");
-                    prop_assert!(!has_turns || gives <= 1 || turn < bound, "{steps:?}");
+                    let fits = burst_time + took <= bound || steps_of_burst <= 2;
+                    prop_assert!(!has_bursts || fits || gives == 1, "{steps:?}");
+                    prop_assert!(!has_bursts || gives <= 1 || burst_time < bound, "{steps:?}");
                 }
                 if step != SpinStep::Pause {
-                    turn += took;
+                    burst_time += took;
                 }
                 total += took;
             }
@@ -92,7 +92,7 @@ proptest! {
     }
 }
 
-/// Goal: peers with a core each look, peers without yield at once, and neither happens if it does not pay. Method: the first
+/// Goal: peers with a core each poll, peers without yield at once, and neither happens if it does not pay. Method: the first
 /// step in each case.
 #[test]
 fn the_first_step_suits_the_peers() {
@@ -123,10 +123,10 @@ fn the_first_step_suits_the_peers() {
     assert!(matches!(first(&WaitSituation { load: quota, ..many }, balanced), SpinStep::Yield(_)));
 }
 
-/// Goal: a core that comes back late is given away once in a turn, one that comes back at once several times. Method: steps in
+/// Goal: a core that comes back late is given away once in a burst, one that comes back at once several times. Method: steps in
 /// virtual time, after what it costs has been learnt.
 #[test]
-fn yields_fill_a_turn() {
+fn yields_fill_a_burst() {
     let plan = Adaptive::default().plan_wait(&situation(32, 2, 3_000, 20_000));
     let most = |away| {
         let all = steps(plan, true, 100, away);

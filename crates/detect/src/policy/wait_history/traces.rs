@@ -43,7 +43,7 @@ impl One {
                 SpinStep::Sleep => break,
                 SpinStep::Spin(count) => now += u64::from(count) * 40,
                 SpinStep::Yield(count) => now += u64::from(count) * 250,
-                SpinStep::Pause => panic!("a thread has no turns"),
+                SpinStep::Pause => panic!("a thread has no bursts"),
             }
             if now >= t {
                 self.waits.found(&spin_wait);
@@ -222,7 +222,7 @@ fn a_core_is_not_given_to_who_computes() {
 
 /// Goal: a pair on a machine that looks busy spins once yields have shown that its core is not wanted, yields first again once another
 /// thread takes the core, and spins again when that thread is gone. Method: waits in virtual time that end in their first step, or in the
-/// yield after all looks.
+/// yield after all polls.
 #[test]
 fn a_pair_spins_while_its_core_is_left_alone() {
     let busy = Load { is_oversubscribed: true, was_preempted: true, has_quota: false };
@@ -232,10 +232,10 @@ fn a_pair_spins_while_its_core_is_left_alone() {
     let mut waits = WaitHistory::new(&policy, &situation, 8);
     let at = Instant::from_nanos;
     let mut now = 0;
-    // A wait whose event comes in the first yield of the core, as a turn carries it out. Returns whether it looked before.
+    // A wait whose event comes in the first yield of the core, as a burst carries it out. Returns whether it polled before.
     let mut wait = |waits: &mut WaitHistory, away: Nanos| {
         let (first, timed) = waits.begin_timed(true, waits.first(true), || at(now));
-        let looks = matches!(first, SpinStep::Spin(_));
+        let polls = matches!(first, SpinStep::Spin(_));
         let is_timed = timed.is_some();
         let mut spin_wait = timed.unwrap_or_else(|| waits.begin(true, first));
         let mut step = first;
@@ -247,21 +247,21 @@ fn a_pair_spins_while_its_core_is_left_alone() {
             step = spin_wait.next(at(now));
         }
         now += away;
-        if !(is_timed || looks) {
+        if !(is_timed || polls) {
             waits.found_first();
-            return looks;
+            return polls;
         }
         if is_timed || step == SpinStep::Yield(1) {
             spin_wait.note(at(now));
         }
         waits.found(&spin_wait);
         waits.plan(at(now), &policy, situation);
-        looks
+        polls
     };
     assert!(!wait(&mut waits, 250));
     for _ in 0..3 {
         let until = (0..10_000).take_while(|_| !wait(&mut waits, 250)).count();
-        assert!(until < 1_000, "{until} waits before it looks first");
+        assert!(until < 1_000, "{until} waits before it polls first");
         assert!((0..1_000).all(|_| wait(&mut waits, 250)));
         // Another thread that waits too, and gives the core back.
         let until = (0..10_000).take_while(|_| wait(&mut waits, 2_000)).count();
