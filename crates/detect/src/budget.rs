@@ -40,13 +40,13 @@ use crate::{
     sync::thread_local,
 };
 
-/// The length of a budget if the interval between the host's looks is unknown.
+/// The length of a budget if the interval between the host's poll passes is unknown.
 pub const DEFAULT_LENGTH: Duration = Duration::from_nanos(DEFAULT_NS);
 
 const DEFAULT_NS: u64 = 100_000;
 
-/// The shortest and the longest budget derived from the interval between two looks, in nanoseconds: a
-/// shorter one costs more switches and looks than it is worth; a longer one turns a task that only
+/// The shortest and the longest budget derived from the interval between two poll passes, in nanoseconds: a
+/// shorter one costs more switches and passes than it is worth; a longer one turns a task that only
 /// transfers into a long poll.
 const LENGTH_BOUNDS_NS: (u64, u64) = (50_000, 150_000);
 
@@ -177,7 +177,7 @@ impl Budget {
 /// Opens a budget for the poll that begins on this thread at `now` on the monotonic clock. It replaces
 /// the present budget and lasts until [`end`] or the next call.
 ///
-/// Its length is the interval at which this thread's [`Driver`](crate::Driver) looks for events,
+/// Its length is the interval at which this thread's [`Driver`](crate::Driver) polls for events,
 /// clamped to 50–150 µs; [`DEFAULT_LENGTH`] if the interval is unknown.
 ///
 /// # Cost
@@ -283,7 +283,7 @@ pub(crate) fn note_long() {
     BUDGET.with(Budget::expect_reading);
 }
 
-/// Records the interval at which this thread's host looks for events; `u64::MAX` if unknown.
+/// Records the interval at which this thread's host polls for events; `u64::MAX` if unknown.
 pub(crate) fn note_pass_interval(nanos: u64) {
     let (least, most) = LENGTH_BOUNDS_NS;
     let known = if nanos == NEVER { DEFAULT_NS } else { nanos.clamp(least, most) };
@@ -403,9 +403,9 @@ mod tests {
         assert!(may_proceed());
     }
 
-    /// Goal: the length follows the looks, within its bounds. Method: intervals inside and outside.
+    /// Goal: the length follows the poll passes, within its bounds. Method: intervals inside and outside.
     #[test]
-    fn the_length_is_the_interval_between_looks() {
+    fn the_length_is_the_interval_between_passes() {
         for (interval, length) in
             [(70_000, 70_000), (1, 50_000), (1_000_000, 150_000), (NEVER, 100_000)]
         {

@@ -165,7 +165,7 @@ impl Pair {
 /// The limit of a host's sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timeout {
-    /// Do not sleep: look and return.
+    /// Do not sleep: poll and return.
     Zero,
     Until(Instant),
     Never,

@@ -368,25 +368,25 @@ impl Named {
         });
     }
 
-    /// The waiter's side, like `EngineWaiter::poll`: takes one if it `looks` and there is one, or registers a waker. `None` is the
+    /// The waiter's side, like `EngineWaiter::poll`: takes one if it `takes` and there is one, or registers a waker. `None` is the
     /// end.
     pub fn poll(
         &self,
         cx: &Context<'_>,
         number: &mut Option<u64>,
-        looks: bool,
+        takes: bool,
     ) -> Poll<Option<()>> {
-        let look = |counter: &mut Counter| {
+        let take = |counter: &mut Counter| {
             let count = counter.count.load(Ordering::Relaxed);
-            if !looks || count == 0 {
+            if !takes || count == 0 {
                 return None;
             }
             counter.count.store(count - 1, Ordering::Relaxed);
             Some(())
         };
-        match self.0.look_or_wait((NAME, number), cx.waker(), look) {
-            Some(engine::Looked::Ready(())) => Poll::Ready(Some(())),
-            Some(engine::Looked::Waits) => Poll::Pending,
+        match self.0.poll_or_register((NAME, number), cx.waker(), take) {
+            Some(engine::Polled::Ready(())) => Poll::Ready(Some(())),
+            Some(engine::Polled::Waits) => Poll::Pending,
             None => Poll::Ready(None),
         }
     }

@@ -1,4 +1,4 @@
-//! The readiness of descriptors: one handle for all sockets of a server, so that one look at the
+//! The readiness of descriptors: one handle for all sockets of a server, so that one check of the
 //! poller serves them all.
 //!
 //! Each watched descriptor is an [`IoSource`], shared by its owner and the detector. The kernel announces
@@ -113,11 +113,11 @@ impl IoSource {
     }
 
     /// Returns what the source is ready for in `direction`. If that is nothing, calls `register` to add the waker of
-    /// `cx` to the waiters that [`Readiness::notified`] wakes, and looks again. At the end of the poll's budget it
+    /// `cx` to the waiters that [`Readiness::notified`] wakes, and checks again. At the end of the poll's budget it
     /// yields.
     ///
     /// No readiness event is missed: an event sets the bits, and then wakes the registered waiters. The lock of the
-    /// waiters orders the two sides. If the event took it first, the second look sees the bits, unless another waiter has
+    /// waiters orders the two sides. If the event took it first, the second check sees the bits, unless another waiter has
     /// found the descriptor not ready and cleared them; if the waiter took it first, it is woken.
     #[inline]
     pub(crate) fn poll_ready<E>(
@@ -378,7 +378,7 @@ impl Detector for Readiness {
         let Some(watched) = self.watched(source.key) else {
             return SubmitOutcome::Rejected(not_watched());
         };
-        // No readiness event can come between this look and the insertion: both run under the
+        // No readiness event can come between this check and the insertion: both run under the
         // handle's lock, as `notified` does.
         let readable = source.ready(*direction);
         if mode == Mode::Once && !readable.ready.is_empty() {

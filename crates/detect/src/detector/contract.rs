@@ -173,7 +173,7 @@ pub trait Detector: Sized + Send + 'static {
         let _ = pending;
     }
 
-    /// Looks for events of all requests at once ([`Methods::GROUP`]) and reports them to `context`. By
+    /// Polls for events of all requests at once ([`Methods::GROUP`]) and reports them to `context`. By
     /// default checks each pending request, oldest first.
     fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         context.check_each(self);

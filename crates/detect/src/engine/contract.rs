@@ -33,7 +33,7 @@ use crate::{
 /// # Contract
 /// 1. No function blocks, and none uses this engine's host or the [`Server`](crate::Server): the host holds the
 ///    engine's lock during all of them. They run on any thread, one at a time.
-/// 2. [`take`](Self::take) is a look. It is called often and undoes nothing that [`arm`](Self::arm) has done: an armed
+/// 2. [`take`](Self::take) is a poll: it is called often, and undoes nothing that [`arm`](Self::arm) has done: an armed
 ///    engine stays armed.
 /// 3. An event that comes after [`arm`](Self::arm) returned [`ArmOutcome::Armed`] makes one of the
 ///    [`descriptors`](Self::descriptors) ready or calls the notifier. An event that was there before is found by the
@@ -48,7 +48,7 @@ use crate::{
 ///    taken again before younger events.
 /// 7. An event caused by time alone is announced by [`next_deadline`](Self::next_deadline); a `progress` or a `take` at
 ///    that time finds it.
-/// 8. A waiter by name is woken only through [`served`](Self::served). Anything that makes that waiter's look succeed, in any
+/// 8. A waiter by name is woken only through [`served`](Self::served). Anything that makes that waiter's poll succeed, in any
 ///    function of the engine or any call, makes [`has_served`](Self::has_served) true until `served` has listed the name.
 ///
 /// # Panics
@@ -109,20 +109,20 @@ pub trait Engine: Send + 'static {
     }
 
     /// Adds the names that calls and polls have served since the last call of this method. The host wakes every waiter of such a name
-    /// ([`EngineHost::waiter`](crate::EngineHost::waiter)), which looks again. A name may be added more than once, or without a waiter.
+    /// ([`EngineHost::waiter`](crate::EngineHost::waiter)), which polls again. A name may be added more than once, or without a waiter.
     /// Default: none.
     fn served(&mut self, names: &mut Vec<u64>) {
         let _ = names;
     }
 
     /// Returns whether [`served`](Self::served) has a name to report. Called after each call, on the caller's thread, so it
-    /// adds to the cost of each: make it a look at a field. Default: false.
+    /// adds to the cost of each: let it only read a field. Default: false.
     fn has_served(&self) -> bool {
         false
     }
 
     /// Returns whether there is work that nothing would announce, because it came up after [`arm`](Self::arm): the host then makes the
-    /// server look. Called after calls to an armed engine. Default: true, which costs a notification for the first such call.
+    /// server poll. Called after calls to an armed engine. Default: true, which costs a notification for the first such call.
     fn has_unannounced_work(&self) -> bool {
         true
     }
@@ -154,8 +154,8 @@ pub trait Engine: Send + 'static {
     }
 
     /// Returns how many readiness events in a row may arrive without a waiter before the host stops watching the
-    /// descriptors until there is one: for an engine whose user looks for events itself and would be disturbed by a host
-    /// that looks too. If something is there already, watching begins with a readiness event. Default: never.
+    /// descriptors until there is one: for an engine whose user polls for events itself and would be disturbed by a host
+    /// that polls too. If something is there already, watching begins with a readiness event. Default: never.
     fn spurious_events_max(&self) -> Option<u32> {
         None
     }
@@ -238,7 +238,7 @@ impl<'a> WatchedDescriptor<'a> {
     }
 
     /// Sets whether the descriptor is watched now. Default: true. An unwatched descriptor announces nothing, but the host keeps
-    /// its duplicate, so that watching it again needs no new descriptor: for an engine whose user looks for events itself for a
+    /// its duplicate, so that watching it again needs no new descriptor: for an engine whose user polls for events itself for a
     /// while.
     pub const fn watched(mut self, is_watched: bool) -> Self {
         self.is_watched = is_watched;

@@ -150,7 +150,7 @@ impl<E: Engine> DetectorState<E> {
         }
 
         guarded.has_waiters = self.is_awaited(context);
-        // Last: looks also take in what has come for others.
+        // Last: polls also take in what has come for others.
         guarded.note_served();
 
         while let Some(waker) = guarded.waiters.next_served() {
@@ -236,7 +236,7 @@ impl<E: Engine> Detector for EngineDetector<E> {
         };
         let others_wait = std::mem::replace(&mut guarded.has_waiters, true);
         let output = guarded.engine.take(request);
-        // If there is no output, the server looks for all waiters. If there is one, the look may have taken in what others wait for,
+        // If there is no output, the server polls for all waiters. If there is one, this poll may have taken in what others wait for,
         // which a descriptor no longer announces.
         state.shared.leave_to_server(guarded, others_wait && output.is_some());
         // An engine may have to work to get what is wanted.

@@ -10,7 +10,7 @@ use std::{
 use super::{
     contract::Engine,
     engine_detector::{Asked, EngineDetector, EngineEvent},
-    shared::{EngineShared, Looked},
+    shared::{EngineShared, Polled},
 };
 use crate::{
     error::{RegisterError, WaitError},
@@ -54,9 +54,9 @@ use crate::{
 /// ```
 ///
 /// # Cost
-/// A call and a look take one lock, which is biased to the thread that takes it most: that thread enters without an atomic
+/// A call and a poll take one lock, which is biased to the thread that takes it most: that thread enters without an atomic
 /// read-modify-write. A wait for what is already there takes two locks; one that sleeps does not allocate once as many have
-/// waited before. A [`waiter`](Self::waiter) looks, and registers if it must sleep, in one hold of the engine's lock; each
+/// waited before. A [`waiter`](Self::waiter) polls, and registers if it must sleep, in one hold of the engine's lock; each
 /// one that sleeps may allocate, and is found in time logarithmic in their number.
 ///
 /// # Lock order
@@ -64,7 +64,7 @@ use crate::{
 /// engine's lock.
 ///
 /// # Fork without exec
-/// In a forked child waits end with [`WaitError::ServerClosed`], and everything may be dropped. Calls and looks are not allowed
+/// In a forked child waits end with [`WaitError::ServerClosed`], and everything may be dropped. Calls and polls are not allowed
 /// there; check with [`is_inherited`](Self::is_inherited). A thread that the child does not have may have held the engine's lock
 /// at the fork.
 pub struct EngineHost<E: Engine> {
@@ -92,7 +92,7 @@ impl<E: Engine> EngineHost<E> {
         Ok(Self { shared, handle, background: Arc::default() })
     }
 
-    /// Calls `f` with the engine, under its lock, wakes the [waiters](Self::waiter) that it has served, and makes the server look
+    /// Calls `f` with the engine, under its lock, wakes the [waiters](Self::waiter) that it has served, and makes the server poll
     /// if there are waits for a request: for calls that may produce what those want.
     ///
     /// # Panics
@@ -102,7 +102,7 @@ impl<E: Engine> EngineHost<E> {
         self.shared.with(f)
     }
 
-    /// Like [`with`](Self::with), for calls that produce nothing that is waited for, but may give the engine work. The server must look
+    /// Like [`with`](Self::with), for calls that produce nothing that is waited for, but may give the engine work. The server must poll
     /// only if it has armed the engine since it last worked, since it may then be asleep and unaware of the new work. The engine can be
     /// more precise: see [`Engine::has_unannounced_work`] and [`Engine::has_new_events`].
     ///
@@ -116,7 +116,7 @@ impl<E: Engine> EngineHost<E> {
     /// Takes what `request` asks for if it is there: on this thread, without the server.
     #[inline]
     pub fn try_take(&self, request: &E::Request) -> Option<E::Output> {
-        self.shared.look(request)
+        self.shared.try_take(request)
     }
 
     /// Waits for what `request` asks for. Several waiters with the same request each receive a
@@ -141,7 +141,7 @@ impl<E: Engine> EngineHost<E> {
         Ok(EngineEvents { stream, _shared: Arc::clone(&self.shared) })
     }
 
-    /// Returns a waiter that looks with its own buffers and is woken when the engine [names](Engine::served) it. Several waiters
+    /// Returns a waiter that polls with its own buffers and is woken when the engine [names](Engine::served) it. Several waiters
     /// may share a name: all of them are woken.
     #[inline]
     pub const fn waiter(&self, name: u64) -> EngineWaiter<'_, E> {
@@ -273,46 +273,46 @@ impl<E: Engine> fmt::Debug for EngineEvents<E> {
 pub struct EngineWaiter<'a, E: Engine> {
     host: &'a EngineHost<E>,
     name: u64,
-    /// Its place among the waiters, set by the first look that found nothing. It may have been woken since.
+    /// Its place among the waiters, set by the first poll that found nothing. It may have been woken since.
     number: Option<u64>,
 }
 
 impl<E: Engine> EngineWaiter<'_, E> {
-    /// Calls `look` with the engine, under its lock, and registers the waker of `cx` in the same hold of that lock if it
-    /// finds nothing: nothing can come in between.
+    /// Calls `take` with the engine, under its lock, and registers the waker of `cx` in the same hold of that lock if `take`
+    /// returns `None`: nothing can come in between.
     ///
     /// # Cancel safety
-    /// Cancel safe: only a waiter's own look takes anything for it.
+    /// Cancel safe: only a waiter's own poll takes anything for it.
     ///
     /// # Errors
-    /// [`WaitError`], if the look finds nothing.
+    /// [`WaitError`], if `take` returns `None`.
     ///
     /// # Panics
-    /// If `look` uses the host again. A panic in `look` is the caller's.
+    /// If `take` uses the host again. A panic in `take` is the caller's.
     pub fn poll<T>(
         &mut self,
         cx: &Context<'_>,
-        look: impl FnOnce(&mut E) -> Option<T>,
+        take: impl FnOnce(&mut E) -> Option<T>,
     ) -> Poll<Result<T, WaitError>> {
         let Self { host, name, number } = self;
         if host.is_inherited() {
             return Poll::Ready(Err(WaitError::ServerClosed));
         }
-        // Before the look: the request takes the handle's lock, which comes before the engine's.
+        // Before `take`: the request takes the handle's lock, which comes before the engine's.
         if let Err(error) = host.run_in_background() {
-            return Poll::Ready(host.shared.post(look).ok_or(error));
+            return Poll::Ready(host.shared.post(take).ok_or(error));
         }
-        match host.shared.look_or_wait((*name, number), cx.waker(), look) {
-            Some(Looked::Ready(output)) => Poll::Ready(Ok(output)),
-            Some(Looked::Waits) => Poll::Pending,
+        match host.shared.poll_or_register((*name, number), cx.waker(), take) {
+            Some(Polled::Ready(output)) => Poll::Ready(Ok(output)),
+            Some(Polled::Waits) => Poll::Pending,
             None => Poll::Ready(Err(host.handle.end())),
         }
     }
 
-    /// Registers the waker of `cx` if the last look found nothing and this waiter has not been woken since. Returns whether that
-    /// is so: if it is, there is nothing to look for. Does not look: for waiters that are often polled for others' sake.
+    /// Registers the waker of `cx` if the last poll found nothing and this waiter has not been woken since. Returns whether that
+    /// is so: if it is, there is nothing to poll for. Does not call the engine: for waiters that are often polled for others' sake.
     #[inline]
-    #[must_use = "a waiter that no longer waits must look"]
+    #[must_use = "a waiter that no longer waits must poll"]
     pub fn renew_waker(&self, cx: &Context<'_>) -> bool {
         self.number.is_some()
             && !self.host.is_inherited()

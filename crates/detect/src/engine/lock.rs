@@ -397,7 +397,7 @@ mod tests {
     }
 
     /// Goal: the lock is biased to a thread that takes it repeatedly, and to no other, and the first
-    /// other thread ends that for good. Method: look at the guards.
+    /// other thread ends that for good. Method: inspect the guards.
     #[test]
     fn the_lock_is_biased_once() {
         let lock = biased();

@@ -17,4 +17,4 @@ pub use host::{EngineEvents, EngineHost, EngineWait, EngineWaiter};
 #[cfg(loom)]
 pub(crate) use lock::BiasedLock;
 #[cfg(loom)]
-pub(crate) use shared::{EngineShared, Looked};
+pub(crate) use shared::{EngineShared, Polled};

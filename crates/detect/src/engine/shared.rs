@@ -23,7 +23,7 @@ use crate::{
 pub(super) struct Guarded<E> {
     pub(super) engine: E,
     pub(super) waiters: EngineWaiters,
-    /// There is a waiter for a want. Set before the waiter's own look.
+    /// There is a waiter for a want. Set before the waiter's own poll.
     pub(super) has_waiters: bool,
     /// The engine works even without waiters.
     pub(super) is_kept_running: bool,
@@ -82,7 +82,7 @@ impl<E> EngineShared<E> {
 }
 
 impl<E: Engine> EngineShared<E> {
-    /// Calls `f`, and makes the server look if there are waiters for a want.
+    /// Calls `f`, and makes the server poll if there are waiters for a want.
     #[inline]
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut E) -> T) -> T {
         let mut guarded = self.lock();
@@ -94,7 +94,7 @@ impl<E: Engine> EngineShared<E> {
         result
     }
 
-    /// Calls `f`, and makes the server look if it must.
+    /// Calls `f`, and makes the server poll if it must.
     #[inline]
     pub(crate) fn post<T>(&self, f: impl FnOnce(&mut E) -> T) -> T {
         let mut guarded = self.lock();
@@ -107,46 +107,46 @@ impl<E: Engine> EngineShared<E> {
 
     /// Takes what `request` asks for if it is there.
     #[inline]
-    pub(super) fn look(&self, request: &E::Request) -> Option<E::Output> {
+    pub(super) fn try_take(&self, request: &E::Request) -> Option<E::Output> {
         let mut guarded = self.lock();
         let output = guarded.engine.take(request);
-        // The descriptor no longer announces what this look has taken in: others may wait for it.
+        // The descriptor no longer announces what this poll has taken in: others may wait for it.
         if guarded.must_notify_server() {
             self.notify_server(guarded, false);
         }
         output
     }
 
-    /// Makes the server wake the waiters that the engine has served, if any, and makes it look if it sleeps and the call `may_serve`
+    /// Makes the server wake the waiters that the engine has served, if any, and makes it poll if it sleeps and the call `may_serve`
     /// other wants: for calls on behalf of the server, which must not call wakers.
     pub(super) fn leave_to_server(
         &self,
         mut guarded: BiasedLockGuard<'_, Guarded<E>>,
         may_serve: bool,
     ) {
-        let must_look = may_serve && guarded.is_asleep && guarded.engine.has_new_events();
-        guarded.is_asleep &= !must_look;
-        let must_tell = must_look || guarded.engine.has_served();
+        let must_poll = may_serve && guarded.is_asleep && guarded.engine.has_new_events();
+        guarded.is_asleep &= !must_poll;
+        let must_tell = must_poll || guarded.engine.has_served();
         drop(guarded);
         if must_tell && let Some(notifier) = self.notifier.get() {
             notifier.notify();
         }
     }
 
-    /// Calls `look`, and registers `waker` under `name` if that finds nothing: in the same hold of the lock. `None`:
+    /// Calls `take`, and registers `waker` under `name` if that finds nothing: in the same hold of the lock. `None`:
     /// nothing was found, and no waker was registered.
-    pub(crate) fn look_or_wait<T>(
+    pub(crate) fn poll_or_register<T>(
         &self,
         (name, number): (u64, &mut Option<u64>),
         waker: &Waker,
-        look: impl FnOnce(&mut E) -> Option<T>,
-    ) -> Option<Looked<T>> {
+        take: impl FnOnce(&mut E) -> Option<T>,
+    ) -> Option<Polled<T>> {
         let mut guarded = self.lock();
-        let output = look(&mut guarded.engine);
-        let (looked, unwanted) = match output {
-            Some(output) => (Some(Looked::Ready(output)), guarded.waiters.leave(name, number)),
+        let output = take(&mut guarded.engine);
+        let (polled, unwanted) = match output {
+            Some(output) => (Some(Polled::Ready(output)), guarded.waiters.leave(name, number)),
             None if guarded.is_over => (None, guarded.waiters.leave(name, number)),
-            None => (Some(Looked::Waits), guarded.waiters.register(name, number, waker)),
+            None => (Some(Polled::Waits), guarded.waiters.register(name, number, waker)),
         };
         if guarded.must_notify_server() {
             self.notify_server(guarded, false);
@@ -154,7 +154,7 @@ impl<E: Engine> EngineShared<E> {
             drop(guarded);
         }
         drop(unwanted);
-        looked
+        polled
     }
 
     /// Registers `waker` for a waiter that was not woken. Returns whether it was not woken.
@@ -169,13 +169,13 @@ impl<E: Engine> EngineShared<E> {
         drop(unwanted);
     }
 
-    /// Wakes the waiters that the engine has served, and makes the server look if it must: if there is work now that was not
-    /// there when it armed the engine, or if a look `is_wanted` in any case.
+    /// Wakes the waiters that the engine has served, and makes the server poll if it must: if there is work now that was not
+    /// there when it armed the engine, or if a poll `is_wanted` in any case.
     #[cold]
     fn notify_server(&self, mut guarded: BiasedLockGuard<'_, Guarded<E>>, is_wanted: bool) {
         let asked = catch_unwind(AssertUnwindSafe(|| guarded.ask()));
-        let mut must_look = match asked {
-            Ok(must_look) => must_look || is_wanted,
+        let mut must_poll = match asked {
+            Ok(must_poll) => must_poll || is_wanted,
             // The caller has what it wanted, and others wait.
             Err(payload) => {
                 guarded.panicked = Some(payload);
@@ -185,14 +185,14 @@ impl<E: Engine> EngineShared<E> {
         let mut woken = (None, Vec::new());
         if is_in_callback() {
             // Inside a callback of another detector, whose lock is held: the server wakes them.
-            must_look |= guarded.waiters.has_served();
+            must_poll |= guarded.waiters.has_served();
         } else {
             woken.0 = guarded.waiters.next_served();
             woken.1.extend(std::iter::from_fn(|| guarded.waiters.next_served()));
         }
         drop(guarded);
         wake_all(woken.0.into_iter().chain(woken.1));
-        if must_look && let Some(notifier) = self.notifier.get() {
+        if must_poll && let Some(notifier) = self.notifier.get() {
             notifier.notify();
         }
     }
@@ -205,7 +205,7 @@ impl<E: Engine> Guarded<E> {
         self.engine.has_served() || self.is_asleep
     }
 
-    /// Asks the engine which names calls have served. Returns whether the server must look.
+    /// Asks the engine which names calls have served. Returns whether the server must poll.
     fn ask(&mut self) -> bool {
         if self.is_over {
             return false;
@@ -215,15 +215,15 @@ impl<E: Engine> Guarded<E> {
             return false;
         }
         let engine = &self.engine;
-        // Without waiters, the next one makes the server look.
+        // Without waiters, the next one makes the server poll.
         let works = self.has_waiters || self.is_kept_running;
-        let must_look = works
+        let must_poll = works
             && (engine.has_unannounced_work()
                 || is_earlier(engine.next_deadline(), self.asleep_until)
                 || (self.has_waiters && engine.has_new_events()));
         // One notification is enough.
-        self.is_asleep = works && !must_look;
-        must_look
+        self.is_asleep = works && !must_poll;
+        must_poll
     }
 
     pub(super) fn note_served(&mut self) {
@@ -245,9 +245,9 @@ impl<E: Engine> Wake for EngineShared<E> {
     }
 }
 
-/// The result of a look.
+/// The result of a waiter's poll.
 #[derive(Debug)]
-pub(crate) enum Looked<T> {
+pub(crate) enum Polled<T> {
     Ready(T),
     /// Nothing: the waker will be woken when that changes.
     Waits,

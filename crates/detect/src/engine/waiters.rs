@@ -1,7 +1,7 @@
 //! Waiters with their own buffers, under the lock of the engine that they wait for.
 //!
-//! A waiter is registered from the hold of the lock in which it last looked until it is woken, finds something or leaves,
-//! so it misses nothing in between. Nothing is taken on its behalf: a woken waiter looks again, and one that leaves has
+//! A waiter is registered from the hold of the lock in which it last polled until it is woken, finds something or leaves,
+//! so it misses nothing in between. Nothing is taken on its behalf: a woken waiter polls again, and one that leaves has
 //! nothing to give back. For the same reason all waiters of a name are woken.
 
 use std::{collections::BTreeMap, mem, task::Waker};
@@ -67,7 +67,7 @@ impl EngineWaiters {
     pub(super) fn note_served(&mut self, tell: impl FnOnce(&mut Vec<u64>)) {
         tell(&mut self.served);
         if self.wakers.is_empty() {
-            // A waiter that comes now looks before it waits.
+            // A waiter that comes now polls before it waits.
             self.served.clear();
         }
     }

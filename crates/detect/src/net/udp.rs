@@ -132,7 +132,7 @@ impl UdpSocket {
     /// # Errors
     /// Same as [`recv`](Datagram::recv).
     pub async fn peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.fd.async_io(Direction::Read, |socket| self.look_from(socket, buffer)).await
+        self.fd.async_io(Direction::Read, |socket| self.peek_through(socket, buffer)).await
     }
 
     /// The poll-style [`peek_from`](Self::peek_from), into the unfilled part of `buffer`; one waiting
@@ -147,7 +147,7 @@ impl UdpSocket {
     ) -> Poll<io::Result<SocketAddr>> {
         let room = buffer.initialize_unfilled();
         let (count, address) =
-            ready!(self.fd.poll_io(Direction::Read, cx, |socket| self.look_from(socket, room)))?;
+            ready!(self.fd.poll_io(Direction::Read, cx, |socket| self.peek_through(socket, room)))?;
         buffer.advance(count);
         Poll::Ready(Ok(address))
     }
@@ -157,7 +157,7 @@ impl UdpSocket {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Datagram::recv).
     pub fn try_peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.fd.try_io(Direction::Read, |socket| self.look_from(socket, buffer))
+        self.fd.try_io(Direction::Read, |socket| self.peek_through(socket, buffer))
     }
 
     /// Waits for a datagram and returns its sender, without taking it.
@@ -316,7 +316,7 @@ impl UdpSocket {
         }
     }
 
-    fn look_from(
+    fn peek_through(
         &self,
         socket: &std::net::UdpSocket,
         room: &mut [u8],
@@ -328,7 +328,7 @@ impl UdpSocket {
     }
 
     fn sender(&self, socket: &std::net::UdpSocket) -> io::Result<SocketAddr> {
-        Ok(self.look_from(socket, &mut [])?.1)
+        Ok(self.peek_through(socket, &mut [])?.1)
     }
 }
 

@@ -33,7 +33,7 @@ pub struct SimulatedNetwork {
     /// For those who want random bytes: the links' draws do not depend on them.
     random: Arc<RealMutex<fastrand::Rng>>,
     /// Held by the thread that drives a network without a host: calls are made one after the other.
-    turn: Arc<RealMutex<()>>,
+    drive_lock: Arc<RealMutex<()>>,
 }
 
 /// The progress of the network.
@@ -61,7 +61,7 @@ impl SimulatedNetwork {
             log,
             attention,
             random: Arc::new(RealMutex::new(random)),
-            turn: Arc::new(RealMutex::new(())),
+            drive_lock: Arc::new(RealMutex::new(())),
         }
     }
 
@@ -177,7 +177,7 @@ impl SimulatedNetwork {
     /// host in virtual time advances its own one.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn step(&self) -> bool {
-        let _turn = self.turn();
+        let _driving = self.lock_drive();
         let step = self.state().step(Instant::MAX);
         let has_happened = !matches!(step, NetworkStep::Nothing);
         if let NetworkStep::Call(act) = step {
@@ -190,12 +190,12 @@ impl SimulatedNetwork {
     /// happened. As [`step`](Self::step), it is for networks without a host.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn advance_to(&self, instant: Instant) -> bool {
-        let _turn = self.turn();
+        let _driving = self.lock_drive();
         self.carry_out(instant).1
     }
 
-    fn turn(&self) -> RealGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_drive(&self) -> RealGuard<'_, ()> {
+        self.drive_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Carries out what happens until `until` is over, until readiness is announced or a device was called, or until `steps_max` instants have

@@ -33,7 +33,7 @@ pub(super) struct NodeState {
     pub(super) name: String,
     pub(super) ips: Vec<IpAddr>,
     pub(super) is_up: bool,
-    /// Sockets whose readiness no look has taken yet.
+    /// Sockets whose readiness no poll pass has taken yet.
     pub(super) announced: Vec<u64>,
     /// Never used twice in a row, not even after a restart.
     next_port: u16,

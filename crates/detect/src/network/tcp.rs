@@ -66,7 +66,7 @@ pub(super) struct Segment {
     pub(super) to: SocketAddr,
     /// The connection: like an initial sequence number, it tells apart connections between the same addresses.
     pub(super) number: u64,
-    /// The sender's socket, and the receiver's as far as the sender knows it: so it need not be looked for.
+    /// The sender's socket, and the receiver's as far as the sender knows it: so no search is needed.
     from_id: u64,
     pub(super) to_id: u64,
     pub(super) kind: SegmentKind,

@@ -142,7 +142,7 @@ impl<E> EventSlot<E> {
     }
 
     /// Registers `waker` for the next event or the end. Events that wait already stay and wake no one: the caller
-    /// looks for what they report after this call.
+    /// checks for what they report after this call.
     ///
     /// # Errors
     /// The error with which the slot has ended, on each call.

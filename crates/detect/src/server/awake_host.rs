@@ -15,7 +15,7 @@ thread_local! {
     static DEFERRED_WAKEUP: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread sleeps or ends: it no longer looks unprompted.
+/// The thread sleeps or ends: it no longer polls unprompted.
 pub(crate) fn forget() {
     let _ = HOSTED.try_with(|hosted| hosted.set(ptr::null()));
 }
@@ -31,7 +31,7 @@ pub(crate) fn defer_wakeup() {
 }
 
 impl ServerShared {
-    /// Records that the thread is an awake host, which looks again before it sleeps.
+    /// Records that the thread is an awake host, which polls again before it sleeps.
     pub(crate) fn note_host(&self) {
         let _ = HOSTED.try_with(|hosted| hosted.set(self));
     }
@@ -63,7 +63,7 @@ impl ServerShared {
     }
 
     /// Called when the next deadline has become earlier and a host sleeps. Returns whether this thread is another, awake host: it
-    /// handles the deadline at its next look, or before it sleeps, so the sleeping host need not be woken.
+    /// handles the deadline in its next poll pass, or before it sleeps, so the sleeping host need not be woken.
     pub(crate) fn leave_deadline_here(&self) -> bool {
         let is_here = self.is_hosted_here();
         if is_here {

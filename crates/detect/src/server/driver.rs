@@ -1,4 +1,4 @@
-//! The host's side of a server: look for events at task switches, sleep when there is nothing to
+//! The host's side of a server: poll for events at task switches, sleep when there is nothing to
 //! run.
 
 use std::{fmt, mem, os::fd::BorrowedFd};
@@ -31,9 +31,9 @@ pub struct Driver {
     was_allowed: bool,
     /// The events announced at the end of a sleep.
     routed: Vec<RoutedEvent>,
-    /// A sleep has been announced, which lasts until the next look.
+    /// A sleep has been announced, which lasts until the next poll pass.
     is_asleep: bool,
-    /// A policy is to be asked at the next look.
+    /// A policy is to be asked in the next poll pass.
     has_stale: bool,
 }
 
@@ -77,7 +77,7 @@ impl Driver {
         self.switches >= every
     }
 
-    /// Looks for events without sleeping and wakes the tasks that wait for them.
+    /// Polls for events without sleeping and wakes the tasks that wait for them.
     ///
     /// # Cost
     /// One `epoll_wait`, one lock for each handle that is polled. No allocation.
@@ -100,7 +100,7 @@ impl Driver {
             return detected;
         };
         let events = self.shared.poll_pass(&mut driver, &mut self.batch);
-        // The look that follows `prepare` ends a sleep in virtual time.
+        // The pass that follows `prepare` ends a sleep in virtual time.
         self.shared.idle.end();
         self.has_stale = !driver.stale.is_empty();
         finish(driver, &mut self.batch, events)
@@ -114,7 +114,7 @@ impl Driver {
 
     /// Like [`park`](Self::park), but does not sleep if `is_awaited` returns true: this host is wanted awake.
     /// `is_awaited` is called after the host has announced its sleep. So if a thread makes it true and then
-    /// calls [`Server::unpark`](crate::Server::unpark), the host notices, even if another host that looks has
+    /// calls [`Server::unpark`](crate::Server::unpark), the host notices, even if another host that polls has
     /// taken that call for itself.
     ///
     /// If hosts [share](Self::sharing) the poller, `unpark` wakes any one of them: a host that returns from here must check
@@ -249,7 +249,7 @@ impl Driver {
         self.shared.poller_handle().wake();
     }
 
-    /// Ends an [announced sleep](Self::announce_sleep) without a look, for a host that goes on as others do.
+    /// Ends an [announced sleep](Self::announce_sleep) without a poll pass, for a host that goes on as others do.
     pub fn end_sleep(&mut self) {
         if mem::take(&mut self.is_asleep) {
             self.shared.park_state.end_park();
@@ -265,7 +265,7 @@ impl Driver {
     }
 
     /// Makes this the driver of a host that watches while others run the tasks. It never polls before
-    /// it sleeps, whatever the policies want, since others need the processor; its looks do not count
+    /// it sleeps, whatever the policies want, since others need the processor; its poll passes do not count
     /// as theirs (see [`last_gap`](Self::last_gap)).
     #[must_use]
     pub fn for_watcher(mut self) -> Self {
@@ -288,15 +288,15 @@ impl Driver {
         self.shared.is_covered()
     }
 
-    /// Reports that this host runs tasks again after a sleep, so that the time without looks does
-    /// not count as a [gap](Self::last_gap).
+    /// Reports that this host runs tasks again after a sleep, so that the time without poll passes
+    /// does not count as a [gap](Self::last_gap).
     pub fn resume(&self, now: Instant) {
         self.shared.last_pass.store(now.as_nanos(), Ordering::Relaxed);
         self.note_interval();
     }
 
-    /// Called when others sleep in the poller and this host does not look: polls what must be polled, and makes sure that the
-    /// sleepers learn of the next event and of the deadlines deferred to this host, at the latest before it `sleeps` elsewhere.
+    /// Called when others sleep in the poller and this host runs no poll pass: polls what must be polled, and makes sure that
+    /// the sleepers learn of the next event and of the deadlines deferred to this host, at the latest before it `sleeps` elsewhere.
     fn settle(&mut self, now: Instant, sleeps: bool) -> Detected {
         let shared = &*self.shared;
         let (must_poll, has_deferred) = (shared.must_poll(), awake_host::take_deferred_wakeup());
@@ -305,7 +305,7 @@ impl Driver {
         }
 
         if !must_poll {
-            // It costs as much as a spurious wake-up, and causes one if this host is about to look.
+            // It costs as much as a spurious wake-up, and causes one if this host is about to poll.
             shared.sharing.note_wasted(now);
         }
 
@@ -331,48 +331,48 @@ impl Driver {
         if sleeps {
             shared.unpark();
         } else if has_deferred {
-            // Try at the next look.
+            // Try in the next pass.
             awake_host::defer_wakeup();
         }
         Detected::Busy
     }
 
-    /// Only a host that shares defers deadlines to its next look: it stays on its thread, and looks or sleeps between any two polls.
+    /// Only a host that shares defers deadlines to its next poll pass: it stays on its thread, and polls or sleeps between any two polls of its tasks.
     fn note_host(&self) {
         if self.sleepers_max > 1 {
             self.shared.note_host();
         }
     }
 
-    /// The budgets of this host's polls last as long as the interval between its looks.
+    /// The budgets of the polls of this host's tasks last as long as the interval between its poll passes.
     #[inline]
     fn note_interval(&self) {
         budget::note_pass_interval(self.shared.pass_interval_ns.load(Ordering::Relaxed));
     }
 
-    /// Returns when a host last looked between two polls, or tried to while another one watched;
+    /// Returns when a host last ran a poll pass between two tasks, or tried to while another one watched;
     /// [`Instant`] zero if no host ever did.
     #[must_use]
     pub fn last_pass(&self) -> Instant {
         Instant::from_nanos(self.shared.last_pass.load(Ordering::Relaxed))
     }
 
-    /// Returns when a look last came more than half an interval late although the host was awake,
-    /// because its tasks did not let it look as often as the policies want.
+    /// Returns when a poll pass last came more than half an interval late although the host was awake,
+    /// because its tasks did not let it poll as often as the policies want.
     #[must_use]
     pub fn last_gap(&self) -> Instant {
         Instant::from_nanos(self.shared.last_gap.load(Ordering::Relaxed))
     }
 
-    /// Returns the earliest deadline reported by a detector: the latest time of the next look. It may belong to something that has
-    /// ended since.
+    /// Returns the earliest deadline reported by a detector: the latest time of the next poll pass. It may belong to something that
+    /// has ended since.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let nanos = self.shared.next_deadline.load(Ordering::Relaxed);
         (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
     }
 
-    /// Returns from when on a look may find something because of a deadline: no later than [`next_deadline`](Self::next_deadline).
+    /// Returns from when on a poll pass may find something because of a deadline: no later than [`next_deadline`](Self::next_deadline).
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let shared = &*self.shared;
         let nanos = shared.next_due.load(Ordering::Relaxed);
@@ -380,13 +380,13 @@ impl Driver {
         (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
     }
 
-    /// Returns whether a notification has arrived since the last look.
+    /// Returns whether a notification has arrived since the last poll pass.
     pub(crate) fn is_notified(&self) -> bool {
         self.shared.park_state.is_notified()
     }
 
-    /// For a host that moves the clock, and has known the next deadline: returns whether that has changed or a look may find something although
-    /// nothing of the server has run.
+    /// For a host that moves the clock, and has known the next deadline: returns whether that has changed or a poll pass may find something
+    /// although nothing of the server has run.
     pub(crate) fn is_disturbed(&self, known: Option<Instant>) -> bool {
         let shared = &*self.shared;
         shared.park_state.is_notified()
@@ -395,8 +395,8 @@ impl Driver {
             || self.next_deadline() != known
     }
 
-    /// For a host that moves the clock: returns whether a look at `now` may find something beside what the poller announces.
-    pub(crate) fn must_look(&self, now: Instant) -> bool {
+    /// For a host that moves the clock: returns whether a poll pass at `now` may find something beside what the poller announces.
+    pub(crate) fn needs_pass(&self, now: Instant) -> bool {
         let (shared, nanos) = (&*self.shared, now.as_nanos());
         self.has_stale
             || shared.park_state.is_notified()
@@ -408,20 +408,20 @@ impl Driver {
 
     /// The same as [`detect`](Self::detect) for the only host of a server, which moves the clock: nothing is measured, and `routed` has what
     /// was announced.
-    pub(crate) fn look_in_virtual_time(&mut self, routed: &mut Vec<RoutedEvent>) -> Detected {
+    pub(crate) fn pass_in_virtual_time(&mut self, routed: &mut Vec<RoutedEvent>) -> Detected {
         let shared = &*self.shared;
         let Some(mut driver) = try_lock(&shared.driver) else { return Detected::Busy };
         shared.refresh(&mut driver);
         driver.routed.clear();
         mem::swap(&mut driver.routed, routed);
         let events = shared.take_in(&mut driver, &mut self.batch, shared.now());
-        // The look that follows `prepare` ends a sleep.
+        // The pass that follows `prepare` ends a sleep.
         self.shared.idle.end();
         self.has_stale = !driver.stale.is_empty();
         finish(driver, &mut self.batch, events)
     }
 
-    /// For a host that moves the clock, in place of [`prepare`](Self::prepare) if nothing [must be looked at](Self::must_look): it has
+    /// For a host that moves the clock, in place of [`prepare`](Self::prepare) if no [pass is needed](Self::needs_pass): it has
     /// nothing to run from `now` on.
     pub(crate) fn begin_idle(&self, now: Instant) {
         self.shared.idle.begin(now);
@@ -448,7 +448,7 @@ impl Driver {
             Prepared::Events(count) => Err(finish(driver, &mut self.batch, count)),
             Prepared::Sleep(timeout) => {
                 if timeout != Timeout::Zero {
-                    // In virtual time a look is never late: what is found was found awake.
+                    // In virtual time a pass is never late: what is found was found awake.
                     shared.idle.begin(shared.now());
                 }
                 finish(driver, &mut self.batch, 0);
@@ -463,7 +463,7 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// The thread no longer looks. A server that closed while this host drove it could not take its handles from the
+    /// The thread no longer polls. A server that closed while this host drove it could not take its handles from the
     /// driver, and the two would keep each other alive for ever.
     fn drop(&mut self) {
         self.end_sleep();
@@ -487,7 +487,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// The result of a host's look or sleep.
+/// The result of a host's poll pass or sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Detected {

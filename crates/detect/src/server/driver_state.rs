@@ -32,9 +32,9 @@ pub(crate) struct DriverState {
     pub(super) is_shared: bool,
     /// The time until which the sleepers want to sleep, in nanoseconds.
     pub(super) sleepers_until: u64,
-    /// The last look took a notification.
+    /// The last poll pass took a notification.
     pub(super) was_notified: bool,
-    /// Handles whose policy must be asked before the next look or sleep, and the time of the look that
+    /// Handles whose policy must be asked before the next poll pass or sleep, and the time of the pass that
     /// found them.
     pub(super) stale: Vec<HandleAddress>,
     pub(super) stale_at: Instant,

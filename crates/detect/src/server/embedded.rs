@@ -10,9 +10,9 @@ use super::{
     driver::{Detected, Driver},
 };
 
-/// The most times that a turn looks again because there was something to do. The rest is left to the next turn, so that a flood of
-/// events does not keep the loop from its own work.
-const LOOKS_MAX: u32 = 4;
+/// The most poll passes of one tick, which go on while there is something to do. The rest is left to the next tick, so that a flood
+/// of events does not keep the loop from its own work.
+const PASSES_MAX: u32 = 4;
 
 /// The host's side of a [`Server`] for an event loop that sleeps in a call of its own: tokio's, smol's, or that of a GUI, of
 /// nginx, of a JavaScript engine. Created by [`Server::embed`].
@@ -32,7 +32,7 @@ impl Server {
     /// Makes this server part of another library's event loop. Only one thread at a time can drive a server: do not embed one
     /// that a [`HostThread`](super::HostThread) or a runtime drives.
     ///
-    /// The best flavor is [`UserLevel`](crate::Flavor::UserLevel): one thread looks for the events of all.
+    /// The best flavor is [`UserLevel`](crate::Flavor::UserLevel): one thread polls for the events of all.
     ///
     /// # Examples
     /// A loop around poll(2), as a GUI has one; the feature `tokio` has [`Server::spawn_in_tokio`] for tokio's.
@@ -75,7 +75,7 @@ impl EmbeddedDriver {
     /// # Cost
     /// Two system calls, a third if a deadline comes closer, and one lock for each handle that is polled.
     pub fn tick(&mut self) -> bool {
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..PASSES_MAX {
             self.driver.poll();
             if self.driver.announce_sleep(|| false) == Detected::Nothing {
                 return !self.server.is_closed();

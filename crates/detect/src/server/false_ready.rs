@@ -9,7 +9,7 @@ const WARN_AFTER: Duration = Duration::from_secs(1);
 
 /// A handle's record of the times at which its detector was [ready](crate::ArmOutcome::Ready) and reported nothing.
 ///
-/// Such a detector may work for its peers, without an event for a waiter here, so the server looks again at once. One that is wrong about
+/// Such a detector may work for its peers, without an event for a waiter here, so the server polls again at once. One that is wrong about
 /// it keeps a core busy, and must not keep the server from its timers and its poller.
 #[derive(Default)]
 pub(super) struct FalseReady {
@@ -18,7 +18,7 @@ pub(super) struct FalseReady {
 }
 
 impl FalseReady {
-    /// Called after each arming. Returns when to look again, if the detector was ready without an event.
+    /// Called after each arming. Returns when to poll again, if the detector was ready without an event.
     pub(super) fn record(&mut self, is_false: bool, now: Instant, handle: &str) -> Option<Instant> {
         if !is_false {
             *self = Self::default();
@@ -42,9 +42,9 @@ impl FalseReady {
 mod tests {
     use super::*;
 
-    /// Goal: a look follows at once, and the count begins anew after an event. Method: both, by the clock.
+    /// Goal: a poll follows at once, and the count begins anew after an event. Method: both, by the clock.
     #[test]
-    fn a_ready_detector_is_looked_at_again() {
+    fn a_ready_detector_is_polled_again() {
         let mut false_ready = FalseReady::default();
         let at = |ms| Instant::from_nanos(0) + Duration::from_millis(ms);
         assert_eq!(false_ready.record(true, at(0), "x"), Some(at(0)));

@@ -264,7 +264,7 @@ impl<D: Detector> HandleInner<D> {
         Ok(Submission::Pending(key, slot))
     }
 
-    /// Notifies the host of a new request, if it must know before its next look.
+    /// Notifies the host of a new request, if it must know before its next poll pass.
     fn notify_host(&self, deadline: Option<Due>, is_queued: bool, sleeps_without_it: bool) {
         if let Some(deadline) = deadline {
             self.publish_deadline(deadline);
@@ -506,12 +506,12 @@ impl<D: Detector> HandleInner<D> {
         }
 
         core.history.record(now, reported);
-        let has_turned = reported > 0 && self.record_idle(core, now);
+        let has_changed_sign = reported > 0 && self.record_idle(core, now);
         let is_due = now >= core.decision.until;
-        if is_due && reported > 0 && !has_turned && matches!(cause, PollCause::Ready(_)) {
+        if is_due && reported > 0 && !has_changed_sign && matches!(cause, PollCause::Ready(_)) {
             // A task waits for this poll: see `DriverState::stale`.
             batch.is_stale = true;
-        } else if is_due || has_turned {
+        } else if is_due || has_changed_sign {
             self.ask_policy(core, now);
         }
 
@@ -601,19 +601,19 @@ impl<D: Detector> Registered for HandleInner<D> {
             };
             let reported = self.poll_core(core, PollCause::Poll, now, batch);
             let is_false = armed == ArmOutcome::Ready && reported == 0;
-            let look_again = core.false_ready.record(is_false, now, self.name);
+            let poll_again = core.false_ready.record(is_false, now, self.name);
             self.watch.is_armed.store(reported == 0 && !is_false, Ordering::Relaxed);
             self.finish_poll(guard);
             // The poll has published the detector's deadline.
             return if reported > 0 {
                 BeforeSleep::Events(reported)
             } else {
-                BeforeSleep::Until(look_again)
+                BeforeSleep::Until(poll_again)
             };
         }
         let next_poll = self.watch.next_poll_ns.load(Ordering::Relaxed);
         if strategy.is_polling() && now.as_nanos() < next_poll {
-            // Polled by the previous look; anything missed then would not be announced now.
+            // Polled in the previous pass; anything missed then would not be announced now.
             return BeforeSleep::Until(Some(Instant::from_nanos(next_poll)));
         }
         let reported = self.poll_core(core, PollCause::Poll, now, batch);
@@ -663,7 +663,7 @@ impl<D: Detector> Registered for HandleInner<D> {
         let reported = self.poll_core(&mut guard, PollCause::Poll, now, batch);
         let due = next(&guard);
         self.finish_poll(guard);
-        // A detector that leaves its deadline in the past is polled at each look.
+        // A detector that leaves its deadline in the past is polled in each pass.
         (reported, due)
     }
 
@@ -817,7 +817,8 @@ const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
 /// The interval between polls of a handle at switches while its blocking call waits for idleness.
 const POLL_MEANWHILE: Duration = Duration::from_micros(50);
 
-/// The time that tasks run before the rest of a full poll is polled, if its deadlines have come: the default interval between two looks.
+/// The time that tasks run before the rest of a full poll is polled, if its deadlines have come: the default interval between two
+/// poll passes.
 pub(crate) const REST_AFTER: Duration = Duration::from_micros(50);
 
 /// After this many full polls in a row, the rest is not polled sooner than after `REST_OF_FLOOD`: if there are more deadlines than

@@ -8,7 +8,7 @@ use crate::{detector::Flavor, sync::thread};
 /// A thread that only drives a [`Server`]. Dropping it shuts the server down and joins the thread;
 /// in a forked child, which does not have the thread, it does neither.
 ///
-/// A wait first looks inline, on the waiter's own thread. This thread handles only events that are
+/// A wait first polls inline, on the waiter's own thread. This thread handles only events that are
 /// not there yet; the hop to it costs 25–45 µs on an idle machine.
 #[derive(Debug)]
 #[must_use = "dropping the host thread shuts its server down"]

@@ -1,4 +1,4 @@
-//! A look inside a handle: its counts, and what waits there for what.
+//! An inspection of a handle: its counts, and what waits there for what.
 
 use super::{
     handle_inner::{HandleCore, HandleInner},

@@ -97,7 +97,7 @@ pub struct Server {
 }
 
 /// The number of timers that fire in one poll while more are due: events of other handles queue behind the tasks
-/// woken by a look, and before the remaining timers.
+/// woken by a poll pass, and before the remaining timers.
 const TIMERS_BATCH: usize = 64;
 
 /// Separate from [`ServerShared`], which handles keep alive, so that the last user's drop is
@@ -330,7 +330,7 @@ impl Server {
         self.owner.shared.park_state.parked_count()
     }
 
-    /// Returns whether a look at `now` would find something: a notifier was called, a deadline has passed, or
+    /// Returns whether a poll pass at `now` would find something: a notifier was called, a deadline has passed, or
     /// the poller announces an event. Does not cover detectors that announce nothing and must be polled.
     ///
     /// # Cost
@@ -341,7 +341,7 @@ impl Server {
     }
 
     /// Returns the descriptor of the poller, which is readable while an event waits: use it to check
-    /// for events without looking, for example in a signal handler. It belongs to the server; do not
+    /// for events without polling, for example in a signal handler. It belongs to the server; do not
     /// read, change or close it. `None` in virtual time.
     #[must_use]
     pub fn poller_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -374,7 +374,7 @@ impl Server {
     /// callback all the while is left out.
     ///
     /// # Cost
-    /// One lock for each handle and each request, and a few allocations for each waiter. For a look inside a program, not for
+    /// One lock for each handle and each request, and a few allocations for each waiter. For the inspection of a program, not for
     /// its ordinary work.
     #[must_use]
     pub fn waits(&self) -> Vec<WaitReport> {

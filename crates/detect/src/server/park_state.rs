@@ -6,7 +6,7 @@
 //!        │  ▲     end_park (2)    │
 //! notify │  └─────────────────────┘ notify: the notifier wakes a host
 //!        ▼
-//!      notified: begin_park refuses, the host looks again
+//!      notified: begin_park refuses, the host polls again
 //! ```
 //!
 //! All transitions are read-modify-writes of one state, so they have one total order: either the host sees
@@ -114,7 +114,7 @@ impl ParkState {
     }
 }
 
-/// A host that [is parked](ParkState::begin_park) until this is dropped, even by a panic, since looks are left to parked hosts.
+/// A host that [is parked](ParkState::begin_park) until this is dropped, even by a panic, since poll passes are left to parked hosts.
 #[must_use = "the host is awake at once otherwise"]
 pub(crate) struct Parked<'a>(pub(crate) &'a ParkState);
 
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(state.begin_park(), Park::Sleep);
         assert_eq!((is(), state.take_notification()), ((true, false), false));
         assert!(state.notify() && !state.notify());
-        assert!(state.take_notification(), "by another host that looks");
+        assert!(state.take_notification(), "by another host that polls");
         assert_eq!(is(), (true, false));
         assert!(state.notify());
         state.end_park();

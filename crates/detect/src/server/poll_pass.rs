@@ -1,4 +1,4 @@
-//! Poll passes: a host's work at a look, and before and after a sleep.
+//! Poll passes: a host's work at a task switch, and before and after a sleep.
 
 use std::{mem, time::Duration};
 
@@ -28,7 +28,7 @@ const PREEMPTED: Duration = Duration::from_micros(100);
 /// A sleep that is shorter does not count: the event was there already.
 const NO_SLEEP: Duration = Duration::from_micros(4);
 
-/// A host that has looked this recently is not inside a long poll, and will soon look again.
+/// A host whose last poll pass is no older is not inside a long poll of a task, and will soon poll again.
 const SEEN_SOON: Duration = Duration::from_micros(100);
 
 pub(super) enum Prepared {
@@ -36,12 +36,12 @@ pub(super) enum Prepared {
     Sleep(Timeout),
 }
 
-/// The number of times that a host that wants to sleep retries while another one only looks.
+/// The number of times that a host that wants to sleep retries while another one only polls.
 pub(super) const TRIES_MAX: u32 = 1_000;
 
 impl ServerShared {
     /// Takes the driver's lock for a host that wants to sleep, if at most `sleepers_max` may. Waits for a host that only
-    /// looks, which holds the lock for a few microseconds: sleeping elsewhere because of it would leave the poller
+    /// polls, which holds the lock for a few microseconds: sleeping elsewhere because of it would leave the poller
     /// unwatched.
     pub(super) fn driver_to_sleep(&self, sleepers_max: u32) -> Option<MutexGuard<'_, DriverState>> {
         for _ in 0..TRIES_MAX {
@@ -99,7 +99,7 @@ impl ServerShared {
     }
 
     /// Called when a host that may sleep beside another one was woken by an event or a deadline at `now`, after a sleep that began at
-    /// `began`. The wake-up was spurious if another host was about to look, or had been awake a moment before.
+    /// `began`. The wake-up was spurious if another host was about to poll, or had been awake a moment before.
     pub(super) fn judge_sharing(&self, began: Instant, now: Instant) {
         let is_wasted = if self.park_state.is_parked() {
             // An event that was there before the sleep has woken the other host too.
@@ -193,7 +193,7 @@ impl ServerShared {
                 driver.with_deadlines.push(index);
             }
             if watch.watches.load(Ordering::Relaxed) || watch.is_active.load(Ordering::Relaxed) {
-                // Notifiers and deadlines announce when a look is due.
+                // Notifiers and deadlines announce when a pass is due.
                 every_ns = every_ns.min(watch.every_ns.load(Ordering::Relaxed));
             }
             spin_ns = spin_ns.max(watch.spin_ns.load(Ordering::Relaxed));
@@ -382,7 +382,7 @@ impl ServerShared {
                 return SpinOutcome::Events(events);
             }
             if driver.was_notified {
-                // The look has taken a notification that may be for something other than a handle.
+                // The pass has taken a notification that may be for something other than a handle.
                 return SpinOutcome::Notified;
             }
             if last == since {
@@ -456,7 +456,7 @@ impl ServerShared {
         let known = self.next_deadline.load(Ordering::SeqCst);
         let due = self.next_due.load(Ordering::SeqCst);
         if due <= now.as_nanos() {
-            // It could be delayed, but a look now costs no wake-up.
+            // It could be delayed, but a pass now costs no wake-up.
             wake_at = 0;
         } else if known > now.as_nanos() && due < wake_at && !self.find_deadline(driver) {
             wake_at = 0;
@@ -464,7 +464,7 @@ impl ServerShared {
 
         wake_at = wake_at.min(self.next_deadline.load(Ordering::SeqCst));
         if self.frequencies_changed.load(Ordering::Acquire) {
-            // A handle was added while we armed the others: look again.
+            // A handle was added while we armed the others: poll again.
             wake_at = 0;
         }
 

@@ -39,10 +39,10 @@ pub(crate) struct ServerShared {
     /// older.
     pub(crate) version: AtomicUsize,
     pub(crate) driver: Mutex<DriverState>,
-    /// The latest time of the next look required by deadlines, in nanoseconds; `u64::MAX` for none.
+    /// The latest time of the next poll pass required by deadlines, in nanoseconds; `u64::MAX` for none.
     /// Lowered by submitters, recomputed by the driver.
     pub(crate) next_deadline: AtomicU64,
-    /// The time from which a look finds an expired deadline, written in the same way. Not after
+    /// The time from which a poll pass finds an expired deadline, written in the same way. Not after
     /// `next_deadline`, except for a moment.
     pub(crate) next_due: AtomicU64,
     /// The time at which the poller's timer ends a sleep, in nanoseconds; `u64::MAX` if it does not. Written by the driver. `Relaxed`: a
@@ -53,16 +53,16 @@ pub(crate) struct ServerShared {
     pub(crate) sharing: Sharing,
     /// A policy wants the host to poll before it sleeps. Written by the driver; also a hint.
     pub(crate) polls_first: AtomicBool,
-    /// The time at which the next look is due while tasks run.
+    /// The time at which the next poll pass is due while tasks run.
     pub(crate) next_pass: AtomicU64,
-    /// The interval between looks as the driver last computed it, in nanoseconds; `u64::MAX` for
+    /// The interval between poll passes as the driver last computed it, in nanoseconds; `u64::MAX` for
     /// none.
     pub(crate) pass_interval_ns: AtomicU64,
-    /// The time at which a host last looked between two polls, or found that another one watches.
+    /// The time at which a host last ran a poll pass between two tasks, or found that another one watches.
     pub(crate) last_pass: AtomicU64,
-    /// The time at which a host was last late for a look although tasks ran.
+    /// The time at which a host was last late for a poll pass although tasks ran.
     pub(crate) last_gap: AtomicU64,
-    /// The number of switches between looks; zero for none.
+    /// The number of switches between poll passes; zero for none.
     pub(crate) pass_switches: AtomicUsize,
     pub(crate) frequencies_changed: AtomicBool,
     /// The next deadline may be that of something that has ended, or has slack: set without order, for hosts that move the clock.
@@ -232,20 +232,20 @@ impl ServerShared {
         self.frequencies_changed();
     }
 
-    /// Makes the next switch look, which takes over the changes.
+    /// Makes the host run a poll pass at its next switch, which takes over the changes.
     pub(crate) fn frequencies_changed(&self) {
         // SeqCst, and in this order: see `ServerShared::plan_pass`.
         self.frequencies_changed.store(true, Ordering::SeqCst);
         self.next_pass.store(0, Ordering::SeqCst);
     }
 
-    /// Sets when the next look is due while tasks run.
+    /// Sets when the next poll pass is due while tasks run.
     pub(crate) fn plan_pass(&self, next: u64) {
         if next < u64::MAX {
             self.next_pass.store(next, Ordering::Relaxed);
             return;
         }
-        // No look is planned, so a request for one must be noticed: of its two stores and our two
+        // No pass is planned, so a request for one must be noticed: of its two stores and our two
         // operations, either its second comes after our first, or its first before our second.
         self.next_pass.swap(next, Ordering::SeqCst);
         if self.frequencies_changed.load(Ordering::SeqCst) {
@@ -276,7 +276,7 @@ impl ServerShared {
             if row.generation != address.generation
                 || handle.watch_state().is_notified.swap(true, Ordering::AcqRel)
             {
-                // Gone, or notified already: the host has not looked yet.
+                // Gone, or notified already: the host has not polled it yet.
                 return;
             }
         }
@@ -290,14 +290,14 @@ impl ServerShared {
             || self.poller_handle.has_events()
     }
 
-    /// Sets when the next look is due.
+    /// Sets when the next poll pass is due.
     pub(crate) fn schedule_pass(&self, now: Instant) {
         let every = self.pass_interval_ns.load(Ordering::Relaxed);
         self.plan_pass(now.as_nanos().saturating_add(every));
     }
 
-    /// Records a look at `now` between two polls, or an attempt at one. `Relaxed` throughout: these
-    /// are hints about how regularly the hosts look.
+    /// Records a poll pass at `now` between two tasks, or an attempt at one. `Relaxed` throughout: these
+    /// are hints about how regularly the hosts poll.
     pub(crate) fn note_pass(&self, now: Instant) {
         let (nanos, every) = (now.as_nanos(), self.pass_interval_ns.load(Ordering::Relaxed));
         let last = self.last_pass.swap(nanos, Ordering::Relaxed);
@@ -306,7 +306,7 @@ impl ServerShared {
         }
     }
 
-    /// A detector watches a descriptor: from now on, looks serve it too.
+    /// A detector watches a descriptor: from now on, poll passes serve it too.
     pub(crate) fn watches(&self, address: HandleAddress) {
         let has_changed = {
             let table = lock(&self.table);

@@ -92,7 +92,7 @@ struct UnparkerInner {
     eventfd: OnceLock<OwnedFd>,
 }
 
-/// The place where the thread sleeps, and whether the unparker has notified since it last looked.
+/// The place where the thread sleeps, and whether the unparker has notified since it last checked.
 ///
 /// `tests/loom.rs` checks that no notification is lost in either place.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ const ENTRIES_MAX: usize = 64;
 const BLIND_MS: i32 = 10;
 
 /// The time for which a thread whose task does not sleep leaves its entries unchecked, in nanoseconds: the
-/// default interval between looks of a server's host.
+/// default interval between the poll passes of a server's host.
 const POLL_INTERVAL_NS: u64 = 50_000;
 
 #[derive(Debug)]
@@ -399,7 +399,7 @@ impl UnparkerInner {
                 // Only this thread creates it.
                 Ok(made) => drop(self.eventfd.set(made)),
                 Err(error) => {
-                    tracing::warn!(%error, "no eventfd: the thread looks every 10 ms for its unparker");
+                    tracing::warn!(%error, "no eventfd: the thread checks its unparker every 10 ms");
                 }
             }
         }

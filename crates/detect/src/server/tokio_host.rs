@@ -61,7 +61,7 @@ impl Server {
     }
 }
 
-/// Takes turns until the server is shut down.
+/// Ticks until the server is shut down.
 async fn drive(mut driver: AsyncFd<EmbeddedDriver>) {
     while let Ok(mut ready) = driver.readable_mut().await {
         if !ready.get_inner_mut().tick() {

@@ -15,7 +15,7 @@ pub(crate) struct WatchState {
     pub(crate) every_switches: AtomicUsize,
     /// The time to poll before a sleep, in nanoseconds.
     pub(crate) spin_ns: AtomicU64,
-    /// The detector has watched a descriptor: looks at the poller serve it.
+    /// The detector has watched a descriptor: poll passes serve it.
     pub(crate) watches: AtomicBool,
     /// The server must poll this handle: a polling strategy, or arming before each sleep.
     pub(crate) is_active: AtomicBool,

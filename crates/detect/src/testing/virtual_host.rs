@@ -36,14 +36,14 @@ struct HostedNode {
     /// The time of its next poll, if nothing is announced.
     wanted: Option<Instant>,
     knowledge: Knowledge,
-    /// Readiness that the network has announced and no look has taken.
+    /// Readiness that the network has announced and no poll pass has taken.
     routed: Vec<RoutedEvent>,
 }
 
 /// The time of a node's next poll, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Knowledge {
-    /// Nothing: the node has run since, or was looked at.
+    /// Nothing: the node has run since, or was polled.
     Nothing,
     /// It is not earlier. The known deadline may belong to something that has ended.
     Bound,
@@ -51,15 +51,15 @@ enum Knowledge {
 }
 
 impl HostedNode {
-    /// Returns whether a look at `now` may find something.
-    fn must_look(&self, now: Instant) -> bool {
-        !self.routed.is_empty() || self.driver.must_look(now)
+    /// Returns whether a poll pass at `now` may find something.
+    fn needs_pass(&self, now: Instant) -> bool {
+        !self.routed.is_empty() || self.driver.needs_pass(now)
     }
 }
 
-/// The cost of a look in virtual time if nothing else lets time pass: for a host that polls without
+/// The cost of a poll pass in virtual time if nothing else lets time pass: for a host that polls without
 /// a pause.
-const LOOK_COST: Duration = Duration::from_micros(1);
+const PASS_COST: Duration = Duration::from_micros(1);
 
 /// After this many steps in which only polls moved the clock, nothing will come of them.
 const IDLE_STEPS_MAX: u32 = 100_000;
@@ -237,7 +237,7 @@ impl SimulatedHost {
         self.nodes[node.index()].knowledge = Knowledge::Nothing;
     }
 
-    /// Looks for events of one node, which is drawn, and wakes the tasks that wait for them.
+    /// Polls for events of one node, which is drawn, and wakes the tasks that wait for them.
     pub fn detect(&mut self) {
         let now = self.clock.now();
         if self.network.is_due(now) {
@@ -245,8 +245,8 @@ impl SimulatedHost {
         }
         let count = self.nodes.len();
         let index = if count == 1 { 0 } else { self.draw_below(count) };
-        if self.nodes[index].must_look(now) {
-            self.look(index);
+        if self.nodes[index].needs_pass(now) {
+            self.run_pass(index);
         }
     }
 
@@ -259,20 +259,20 @@ impl SimulatedHost {
         });
     }
 
-    fn look(&mut self, index: usize) {
+    fn run_pass(&mut self, index: usize) {
         let node = &mut self.nodes[index];
         node.knowledge = Knowledge::Nothing;
-        if let Detected::Events(count) = node.driver.look_in_virtual_time(&mut node.routed) {
+        if let Detected::Events(count) = node.driver.pass_in_virtual_time(&mut node.routed) {
             self.note(count as u64);
         }
     }
 
-    /// Looks at the nodes that may have something to see.
-    fn look_where_needed(&mut self) {
+    /// Runs a poll pass of each node that may have something to see.
+    fn run_needed_passes(&mut self) {
         let now = self.clock.now();
         for index in 0..self.nodes.len() {
-            if self.nodes[index].must_look(now) {
-                self.look(index);
+            if self.nodes[index].needs_pass(now) {
+                self.run_pass(index);
             }
         }
     }
@@ -304,11 +304,11 @@ impl SimulatedHost {
         if until <= now && self.idle_steps > 2 {
             // Not notified, but polled without a pause.
             let next = self.next_after(now).unwrap_or(Instant::MAX);
-            self.clock.advance_to(next.min(now + LOOK_COST));
+            self.clock.advance_to(next.min(now + PASS_COST));
             self.advance_network();
         }
         self.note(self.now().as_nanos());
-        self.look_where_needed();
+        self.run_needed_passes();
         Ok(())
     }
 
@@ -316,7 +316,7 @@ impl SimulatedHost {
         Deadlock { now: self.clock.now(), seed: self.seed }
     }
 
-    /// Prepares the nodes for a pause at `now`, and finds out when they want to look again. Returns whether something has been seen meanwhile.
+    /// Prepares the nodes for a pause at `now`, and finds out when they want to be polled again. Returns whether something has been seen meanwhile.
     fn arm(&mut self, now: Instant) -> bool {
         let mut is_sleepless = false;
         for index in 0..self.nodes.len() {
@@ -327,7 +327,7 @@ impl SimulatedHost {
             {
                 continue;
             }
-            if !node.must_look(now) {
+            if !node.needs_pass(now) {
                 if !self.policy.spin_max.is_zero() {
                     node.driver.begin_idle(now);
                 }
@@ -339,11 +339,11 @@ impl SimulatedHost {
                 // It would not sleep: there was a notification before, or while the others were armed.
                 Ok(_) if node.driver.is_notified() && self.rings < RINGS_MAX => {
                     self.rings += 1;
-                    self.look(index);
+                    self.run_pass(index);
                     is_sleepless = true;
                 }
                 Ok(_) if !node.routed.is_empty() => {
-                    self.look(index);
+                    self.run_pass(index);
                     is_sleepless = true;
                 }
                 Ok(deadline) => (node.knowledge, node.wanted) = (Knowledge::Exact, deadline),
@@ -352,7 +352,7 @@ impl SimulatedHost {
         is_sleepless
     }
 
-    /// Returns when the first node wants to look again.
+    /// Returns when the first node wants to be polled again.
     fn wanted(&self) -> Option<Instant> {
         self.nodes.iter().map(|node| node.wanted).fold(None, earliest)
     }
@@ -384,7 +384,7 @@ impl SimulatedHost {
         }
     }
 
-    /// Examines the deadlines of a node that seems to want to look first: the known one may belong to something that has ended. Returns
+    /// Examines the deadlines of a node that seems to want to be polled first: the known one may belong to something that has ended. Returns
     /// whether it was not known exactly.
     fn examine(&mut self, wanted: Instant) -> bool {
         let is_doubtful = |node: &&mut HostedNode| {
@@ -396,11 +396,11 @@ impl SimulatedHost {
         true
     }
 
-    /// Lets `time` pass, and looks.
+    /// Lets `time` pass, and polls.
     pub fn elapse(&mut self, time: Duration) {
         self.clock.advance(time);
         self.advance_network();
-        self.look_where_needed();
+        self.run_needed_passes();
     }
 
     fn note(&mut self, value: u64) {

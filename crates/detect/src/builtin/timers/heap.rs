@@ -8,7 +8,7 @@ const ABSENT: u32 = u32::MAX;
 /// The number of places kept when the heap empties.
 const KEPT: usize = 1024;
 
-/// The most timers that [`DeadlineHeap::wake_at`] looks at. If more are that close together, the last of
+/// The most timers that [`DeadlineHeap::wake_at`] inspects. If more are that close together, the last of
 /// them expires near the first one's hard expiry.
 const VISITED_MAX: usize = 32;
 
@@ -44,7 +44,7 @@ impl DeadlineHeap {
             return Some(latest);
         }
 
-        // Nodes whose children are still to be looked at. The children of a node that is too late are
+        // Nodes whose children are still to be inspected. The children of a node that is too late are
         // later still, or have a larger slack and can wait.
         let mut parents = [0_usize; VISITED_MAX];
         let (mut done, mut known) = (0, 1);
@@ -97,7 +97,7 @@ impl DeadlineHeap {
     }
 
     /// Frees the memory left over from a burst: at a quarter of the size or less, at the cost of a
-    /// look at the remaining timers. Their number is at least halved each time, so that all looks
+    /// pass over the remaining timers. Their number is at least halved each time, so that all passes
     /// together cost less than the burst.
     #[cold]
     fn trim(&mut self) {
@@ -196,7 +196,7 @@ mod tests {
         }
 
         /// Goal: with one slack for all, the wake-up is at the last deadline within the first one's slack,
-        /// or at the end of it if the timers there are more than are looked at. Method: against a search.
+        /// or at the end of it if the timers there are more than are inspected. Method: against a search.
         #[test]
         fn the_wakeup_is_shared(softs in prop::collection::vec(0u64..1000, 1..60), slack in 0u64..400) {
             let mut heap = DeadlineHeap::default();

@@ -226,7 +226,7 @@ fn a_cleared_readiness_hides_no_later_one() {
     assert!(tasks.iter_mut().all(|task| task.wakes() == 2 && task.poll().is_ready()));
 }
 
-/// Goal: a readiness event between a look and the registration is seen by the second look, also if its event went to
+/// Goal: a readiness event between a check and the registration is seen by the second check, also if its event went to
 /// another waiter before. Method: a registration that announces, and lets another wait see it.
 #[test]
 fn an_announcement_before_the_registration_is_seen() {

@@ -1,7 +1,7 @@
 //! io_uring operations: multishot receive into provided buffers, and transfers of owned buffers.
 //!
 //! One ring serves all requests of the handle. A waiter only *queues* its request; the thread that
-//! hosts the server submits it with its next look, since the kernel cancels a thread's submissions
+//! hosts the server submits it in its next poll, since the kernel cancels a thread's submissions
 //! when the thread exits. (A host thread that exits costs its requests one more submission.)
 //! Completions are read from shared memory, without a system call; for a sleep the poller watches the
 //! ring's own descriptor.
@@ -122,7 +122,7 @@ pub struct UringStatistics {
     pub restarts: u64,
     /// Completions that found no provided buffer.
     pub starvations: u64,
-    /// Looks that found completions waiting inside the kernel for room in their queue.
+    /// Polls that found completions waiting inside the kernel for room in their queue.
     pub overflows: u64,
 }
 
@@ -235,7 +235,7 @@ impl Detector for Uring {
     }
 
     fn poll(&mut self, context: &mut PollContext<'_, Self>) {
-        self.turn(context);
+        self.run(context);
     }
 
     fn arm(&mut self) -> io::Result<ArmOutcome> {

@@ -29,7 +29,7 @@ const PASSES_MAX: usize = 4;
 
 impl Uring {
     /// Does everything that can be done now without waiting.
-    pub(super) fn turn(&mut self, context: &mut PollContext<'_, Self>) {
+    pub(super) fn run(&mut self, context: &mut PollContext<'_, Self>) {
         self.deliver_held(context);
         for _ in 0..PASSES_MAX {
             self.feed_starved();

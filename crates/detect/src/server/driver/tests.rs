@@ -1,4 +1,4 @@
-//! The result of a look, and the length of a host's sleep: by hand, in virtual time.
+//! The result of a poll pass, and the length of a host's sleep: by hand, in virtual time.
 
 use std::{
     future::Future,
@@ -43,7 +43,7 @@ fn a_deadline_that_is_over_ends_no_sleep() {
     assert_eq!(sleep(), None);
 }
 
-/// Goal: a host that runs tasks does not look for what a sleeping host was woken for, or will be. Method: a second host that sleeps, in
+/// Goal: a host that runs tasks does not poll for what a sleeping host was woken for, or will be. Method: a second host that sleeps, in
 /// virtual time: a notification; a deadline at which the timer ends the sleep, and one that it misses.
 #[test]
 fn what_ends_a_sleep_is_left_to_the_sleeper() {
@@ -65,7 +65,7 @@ fn what_ends_a_sleep_is_left_to_the_sleeper() {
     shared.unpark();
     assert!(!driver.is_due(at(0)));
     shared.park_state.end_park();
-    assert!(driver.is_due(at(0)), "the host that was woken has not looked yet");
+    assert!(driver.is_due(at(0)), "the host that was woken has not polled yet");
     let _ = driver.detect();
 
     sleep();
@@ -80,9 +80,9 @@ fn what_ends_a_sleep_is_left_to_the_sleeper() {
     assert!(driver.is_due(at(100)));
 }
 
-/// Goal: of many timers due at once, a look fires some, the tasks that it woke run before the next look, and a host
+/// Goal: of many timers due at once, a poll pass fires some, the tasks that it woke run before the next pass, and a host
 /// without tasks does not wait for it. Method: a thousand timers in virtual time; how many have fired after each
-/// look, and when the next one is due.
+/// pass, and when the next one is due.
 #[test]
 fn timers_fire_a_few_at_a_time() {
     let (clock, due) = (Arc::new(VirtualClock::new()), Duration::from_millis(1));

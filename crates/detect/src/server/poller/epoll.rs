@@ -29,7 +29,7 @@ use crate::{
 const WAKE: Token = Token(usize::MAX);
 const TIMER: Token = Token(usize::MAX - 1);
 
-/// The most readiness events of one look. The rest wait for the next look, in the kernel's order, so
+/// The most readiness events of one call. The rest wait for the next call, in the kernel's order, so
 /// that a flood of events cannot starve the tasks that the first of them woke.
 const EVENTS_MAX: usize = 256;
 
@@ -107,7 +107,7 @@ impl Epoll {
 }
 
 impl EpollHandle {
-    /// Waits for announcements and appends them to `routed`, or only looks. Several threads may be here at once: for
+    /// Waits for announcements and appends them to `routed`, or only polls. Several threads may be here at once: for
     /// each readiness event the kernel wakes one of them, the latest to arrive.
     pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<RoutedEvent>) -> io::Result<()> {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -52,7 +52,7 @@ impl Poller {
 }
 
 impl PollerHandle {
-    /// Sleeps until there is an announcement, the host is woken or an armed deadline comes, or only looks. Appends the
+    /// Sleeps until there is an announcement, the host is woken or an armed deadline comes, or only polls. Appends the
     /// announcements to `routed`. May return early.
     pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<RoutedEvent>) -> io::Result<()> {
         match self {
@@ -74,7 +74,7 @@ impl PollerHandle {
         }
     }
 
-    /// Returns whether there is an announcement that no look has taken yet.
+    /// Returns whether there is an announcement that no poll pass has taken yet.
     pub(crate) fn has_events(&self) -> bool {
         match self {
             Self::Epoll(poller_handle) => poller_handle.has_events(),

@@ -82,7 +82,7 @@ fn event_before_wait<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violat
     for index in 0..4 {
         stage.happen()?;
         if index % 2 == 1 {
-            stage.look()?;
+            stage.poll_pass()?;
         }
         let waiter = stage.wait(index)?;
         stage.expect_end(waiter, Rule::Before)?;
@@ -113,7 +113,7 @@ fn event_before_wait_asleep<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(),
         } else if slept == Slept::ForEver || !waiter.is_woken() {
             // Unless the other request has the event.
             stage.expect_pending(&mut other)?;
-            let saw = "no poll looked for it";
+            let saw = "no poll was made for it";
             return Err(stage.lost(Rule::Before, index, saw));
         } else {
             stage.expect_event(waiter, Rule::Before)?;
@@ -196,7 +196,7 @@ fn many_in_random_order<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Vio
     for _ in 0..COUNT {
         stage.happen()?;
         if stage.random.bool() {
-            stage.look()?;
+            stage.poll_pass()?;
         }
     }
     stage.random.shuffle(&mut waiters);
@@ -245,7 +245,7 @@ fn cancel_at<H: Harness>(
     }
     let second = if point == Point::Reported { None } else { stage.wait(first + 1)? };
     stage.cancel(waiter)?;
-    stage.look()?;
+    stage.poll_pass()?;
     let second = if point == Point::Reported { stage.wait(first + 1)? } else { second };
     while stage.ledger.happened < first + 2 {
         stage.happen()?;
@@ -296,7 +296,7 @@ fn younger_requests<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violati
     let middle = waiters.remove(COUNT / 2);
     let oldest = waiters.remove(0);
     stage.cancel(oldest)?;
-    stage.look()?;
+    stage.poll_pass()?;
     stage.cancel(middle)?;
     for _ in 0..COUNT {
         stage.happen()?;
@@ -313,7 +313,7 @@ fn shutdown_with_pending<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Vi
     for index in 0..3 {
         waiters.push(stage.pending(index)?);
     }
-    stage.look()?;
+    stage.poll_pass()?;
     let cancelled = waiters.pop().expect("invariant: three waits");
     stage.cancel(cancelled)?;
     let late = stage.request(3);

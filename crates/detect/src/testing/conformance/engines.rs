@@ -70,20 +70,20 @@ pub trait EngineHarness: Sized + 'static {
 /// An event for waiters by name.
 pub struct Named<E> {
     name: u64,
-    look: Box<dyn FnMut(&mut E) -> bool>,
+    take: Box<dyn FnMut(&mut E) -> bool>,
     trigger: Trigger,
 }
 
 impl<E> Named<E> {
-    /// Sets an event's name, the look by which a waiter finds it (it returns whether it did), and the trigger that makes
+    /// Sets an event's name, the `take` by which a waiter finds it (it returns whether it did), and the trigger that makes
     /// it happen.
     #[must_use]
     pub fn new(
         name: u64,
-        look: impl FnMut(&mut E) -> bool + 'static,
+        take: impl FnMut(&mut E) -> bool + 'static,
         trigger: impl FnOnce() + Send + 'static,
     ) -> Self {
-        Self { name, look: Box::new(look), trigger: Box::new(trigger) }
+        Self { name, take: Box::new(take), trigger: Box::new(trigger) }
     }
 }
 
@@ -173,8 +173,8 @@ impl<'a, E: Engine> Task<'a, E> {
     fn poll(&mut self, named: &mut Named<E>) -> Poll<Result<(), WaitError>> {
         self.flag.clear();
         let waker = Waker::from(Arc::clone(&self.flag));
-        let look = |engine: &mut E| (named.look)(engine).then_some(());
-        self.waiter.poll(&Context::from_waker(&waker), look)
+        let take = |engine: &mut E| (named.take)(engine).then_some(());
+        self.waiter.poll(&Context::from_waker(&waker), take)
     }
 }
 
@@ -227,7 +227,7 @@ fn trigger_of<E>(named: &mut Named<E>) -> Trigger {
     std::mem::replace(&mut named.trigger, Box::new(|| {}))
 }
 
-/// Rule 2: the first look finds the event.
+/// Rule 2: the first poll finds the event.
 fn named_before<H: EngineHarness>(
     stage: &mut CaseRunner<OnHost<H>>,
     host: &EngineHost<H::Engine>,
@@ -251,7 +251,7 @@ fn named_after<H: EngineHarness>(
         let mut named = stage.named(index);
         let mut task = stage.begins(host, &mut named)?;
         for _ in 0..index {
-            stage.look()?;
+            stage.poll_pass()?;
         }
         trigger_of(&mut named)();
         stage.finds(&mut task, &mut named, Rule::Announced)?;
@@ -266,7 +266,7 @@ fn named_before_sleep<H: EngineHarness>(
 ) -> Result<(), Violation> {
     let mut named = stage.named(0);
     let mut task = stage.begins(host, &mut named)?;
-    stage.look()?;
+    stage.poll_pass()?;
     let (trigger, flag) = (trigger_of(&mut named), Arc::clone(&task.flag));
     let between = || {
         trigger();

@@ -165,7 +165,7 @@ struct Plan {
     index: usize,
     begin: Instant,
     timeout: Option<Duration>,
-    /// It leaves without a last look.
+    /// It leaves without a last poll.
     is_rude: bool,
 }
 

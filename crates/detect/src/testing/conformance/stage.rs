@@ -215,8 +215,8 @@ impl<H: Harness> CaseRunner<H> {
         self.inspect()
     }
 
-    /// One poll.
-    pub(super) fn look(&mut self) -> Result<(), Violation> {
+    /// One poll pass.
+    pub(super) fn poll_pass(&mut self) -> Result<(), Violation> {
         self.driver.detect();
         self.inspect()
     }
@@ -339,7 +339,7 @@ impl<H: Harness> CaseRunner<H> {
         waiter: &mut TestWaiter<H::Detector>,
     ) -> Result<(), Violation> {
         for _ in 0..3 {
-            self.look()?;
+            self.poll_pass()?;
             if self.take(waiter)? {
                 let saw = "the ledger owes it none".to_owned();
                 return Err(Violation::Spurious { request: waiter.index, saw, at: self.at });
@@ -353,7 +353,7 @@ impl<H: Harness> CaseRunner<H> {
         for _ in 0..3 {
             self.harness.handle().poll_now();
         }
-        self.look()
+        self.poll_pass()
     }
 
     /// Lets everything that is over be collected, and checks that it was.

@@ -157,14 +157,14 @@ fn event_after_event<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violat
     for _ in 0..24 {
         stage.stream_happens();
         match stage.random.u32(..4) {
-            0 => stage.look()?,
+            0 => stage.poll_pass()?,
             1 => drop(stage.read(&mut reader)?),
             2 => stage.read_all(&mut reader, Rule::Announced)?,
             _ => {}
         }
     }
     stage.read_all(&mut reader, Rule::Announced)?;
-    stage.look()?;
+    stage.poll_pass()?;
     stage.read(&mut reader)?;
     drop(reader);
     stage.inspect()
@@ -193,12 +193,12 @@ fn back_pressure<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation>
         for index in 0..capacity + capacity / 2 + 3 {
             stage.stream_happens();
             if index % 7 == 0 {
-                stage.look()?;
+                stage.poll_pass()?;
             }
         }
         // As many times as it takes to find the queue full; then nothing more is announced.
         for _ in 0..capacity / 64 + 8 {
-            stage.look()?;
+            stage.poll_pass()?;
         }
         stage.read_all(&mut reader, Rule::Stream)?;
     }
@@ -211,7 +211,7 @@ fn end<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     for _ in 0..5 {
         stage.stream_happens();
     }
-    stage.look()?;
+    stage.poll_pass()?;
     let Some(end) = stage.harness.end_stream() else {
         return stage.read_all(&mut reader, Rule::Stream);
     };
@@ -235,10 +235,10 @@ fn dropped_with_events<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Viol
     for _ in 0..COUNT {
         stage.stream_happens();
     }
-    stage.look()?;
+    stage.poll_pass()?;
     drop(reader);
     stage.cancelled += 1;
-    stage.look()?;
+    stage.poll_pass()?;
     let profile = stage.ledger.profile;
     if profile.addressing == Addressing::Shared && profile.unclaimed == Unclaimed::Returned {
         let mut reader = stage.stream()?;

@@ -54,7 +54,7 @@ impl<H: Harness> Walk<H> {
             }
             8..=9 => self.take(),
             10 => self.stage.poll_idly(),
-            _ => self.stage.look(),
+            _ => self.stage.poll_pass(),
         }
     }
 
@@ -75,7 +75,7 @@ impl<H: Harness> Walk<H> {
         let live = &self.live;
         let between = || {
             trigger();
-            // The look before the sleep may have served the last of them with an earlier event.
+            // The poll before the sleep may have served the last of them with an earlier event.
             unserved(live).is_none()
         };
         if self.stage.sleep(Some(Box::new(between)), until_next)? == Slept::ForEver
