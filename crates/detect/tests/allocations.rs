@@ -99,7 +99,7 @@ fn the_count_counts() {
 }
 
 #[test]
-fn a_look_at_nothing_allocates_nothing() {
+fn a_pass_without_events_allocates_nothing() {
     let mut stage = Stage::new();
     let (_button, _doorbell) = doorbell(&stage.server).expect("a doorbell");
     let count = allocations(|| {

@@ -38,14 +38,14 @@ impl Wake for Noted {
     }
 }
 
-/// Looks until nothing more is found. Returns how many looks found something.
-fn look(driver: &mut vigie_detect::Driver) -> usize {
-    let mut looks = 0;
+/// Polls until nothing more is found. Returns how many poll passes found something.
+fn poll_all(driver: &mut vigie_detect::Driver) -> usize {
+    let mut passes = 0;
     while let Detected::Events(_) = driver.detect() {
-        looks += 1;
-        assert!(looks < 100_000, "events without end");
+        passes += 1;
+        assert!(passes < 100_000, "events without end");
     }
-    looks
+    passes
 }
 
 /// Lets other tasks run.
@@ -87,7 +87,7 @@ fn a_jump_ends_what_it_passes_in_order() {
         while clock.now() < Instant::from_nanos(end_ns) {
             let before = clock.now();
             clock.advance(Duration::from_secs(random.u64(1..20_000)));
-            look(&mut driver);
+            poll_all(&mut driver);
             let order = std::mem::take(&mut *log.lock().expect("not poisoned"));
             let deadlines: Vec<_> = order.iter().map(|&number| timers[number].0).collect();
             assert!(deadlines.is_sorted(), "seed {seed}: {deadlines:?}");
@@ -181,7 +181,7 @@ fn missed_polls_are_left_out() {
     let (author, _wait) = polled(&simulation, Frequency::Time(micros(100)));
     let mut driver = simulation.server().driver();
     let clock = simulation.clock();
-    let mut turn = |count| {
+    let mut run = |count| {
         for _ in 0..count {
             clock.advance(micros(10));
             if driver.is_due(clock.now()) {
@@ -190,12 +190,12 @@ fn missed_polls_are_left_out() {
         }
         polls(&author)
     };
-    turn(100);
-    let before = turn(1000);
+    run(100);
+    let before = run(1000);
     assert!((99..=101).contains(&before), "{before} polls in 10 ms");
     simulation.clock().advance(HOUR * 10);
-    assert_eq!(turn(1), 1);
-    let after = turn(1000);
+    assert_eq!(run(1), 1);
+    let after = run(1000);
     assert!((99..=101).contains(&after), "{after} polls in 10 ms");
 }
 
@@ -216,30 +216,30 @@ fn a_clock_that_stands_still() {
     let mut timer = simulation.server().timers().wait_owned(clock.now() + micros(1));
     assert!(Pin::new(&mut ring).poll(&mut cx).is_pending());
     assert!(Pin::new(&mut timer).poll(&mut cx).is_pending());
-    look(&mut driver);
+    poll_all(&mut driver);
     polls(&by_time);
     polls(&by_switches);
-    let mut turn = |count: u32| {
+    let mut run = |count: u32| {
         for _ in 0..count {
             if driver.is_due(clock.now()) {
                 driver.detect();
             }
         }
     };
-    turn(3000);
+    run(3000);
     assert_eq!((polls(&by_switches), polls(&by_time)), (1000, 0));
     button.press();
     by_switches.script().orders.push_back(Order::Complete(1, 5));
-    turn(3);
+    run(3);
     assert!(matches!(Pin::new(&mut ring).poll(&mut cx), Poll::Ready(Ok(_))));
     let told = Pin::new(&mut second).poll(&mut cx);
     assert!(matches!(&told, Poll::Ready(Ok(told)) if told.value == 5), "{told:?}");
     assert!(Pin::new(&mut timer).poll(&mut cx).is_pending());
     clock.advance(micros(1));
-    turn(1);
+    run(1);
     assert!(matches!(Pin::new(&mut timer).poll(&mut cx), Poll::Ready(Ok(()))));
     clock.advance(micros(100));
-    turn(1);
+    run(1);
     assert_eq!(polls(&by_time), 1);
 }
 
@@ -331,11 +331,11 @@ fn the_end_of_time() {
         let mut never = timers.wait_owned(Instant::MAX);
         assert!(Pin::new(&mut due).poll(&mut cx).is_pending());
         assert!(Pin::new(&mut never).poll(&mut cx).is_pending());
-        look(&mut driver);
+        poll_all(&mut driver);
         polls(&by_time);
         clock.advance_to(last);
         assert!(driver.is_due(clock.now()));
-        look(&mut driver);
+        poll_all(&mut driver);
         // At the very end every poll is due.
         assert!(polls(&by_time) >= 1);
         assert!(matches!(Pin::new(&mut due).poll(&mut cx), Poll::Ready(Ok(()))));

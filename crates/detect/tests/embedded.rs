@@ -113,7 +113,7 @@ impl Wake for Loop {
 }
 
 /// Goal: a loop that only polls the descriptor without a time-out sees timers and notifications, and rests in between. Method: ten
-/// timers in turn, and a thread that sends; the loop polls its futures only when woken, and takes a turn only when the
+/// timers in turn, and a thread that sends; the loop polls its futures only when woken, and ticks only when the
 /// descriptor is readable, which it must be no more often than a few times for each event.
 #[test]
 fn a_loop_around_poll_needs_no_timeout() {
@@ -138,7 +138,7 @@ fn a_loop_around_poll_needs_no_timeout() {
     });
     let woken = Arc::new(Loop(AtomicBool::new(true)));
     let waker = Waker::from(Arc::clone(&woken));
-    let mut turns = 0;
+    let mut ticks = 0;
     loop {
         if woken.0.swap(false, Ordering::SeqCst)
             && let Poll::Ready(()) = work.as_mut().poll(&mut Context::from_waker(&waker))
@@ -148,11 +148,11 @@ fn a_loop_around_poll_needs_no_timeout() {
         if !woken.0.load(Ordering::SeqCst) {
             poll(&mut [PollFd::new(&driver.as_fd(), PollFlags::IN)], None).expect("poll(2)");
             assert!(driver.tick());
-            turns += 1;
+            ticks += 1;
         }
     }
     foreign.join().expect("no panic");
-    assert!(turns <= 200, "{turns} turns for 20 events: the descriptor stays readable");
+    assert!(ticks <= 200, "{ticks} ticks for 20 events: the descriptor stays readable");
     server.shutdown();
     poll(&mut [PollFd::new(&driver.as_fd(), PollFlags::IN)], None).expect("poll(2)");
     assert!(!driver.tick());

@@ -334,7 +334,7 @@ enum Way {
     Sent,
 }
 
-/// Boxes with names, each of which takes numbers: a look into one takes one of them.
+/// Boxes with names, each of which holds numbers: a poll of one takes one of them.
 struct Boxes {
     socket: UnixDatagram,
     posted: Vec<u64>,
@@ -363,7 +363,7 @@ impl Boxes {
         self.served.push(name);
     }
 
-    fn look(&mut self, name: u64) -> bool {
+    fn take_one(&mut self, name: u64) -> bool {
         let Some(count) = self.numbers.get_mut(&name) else { return false };
         let is_there = *count > 0;
         *count -= u32::from(is_there);
@@ -465,7 +465,7 @@ impl EngineHarness for BoxesHarness {
             Way::Posted => host.post(|boxes| boxes.posted.push(name)),
             Way::Sent => send(&peer, name),
         };
-        Some(Named::new(name, move |boxes: &mut Boxes| boxes.look(name), trigger))
+        Some(Named::new(name, move |boxes: &mut Boxes| boxes.take_one(name), trigger))
     }
 }
 

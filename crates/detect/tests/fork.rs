@@ -118,7 +118,7 @@ fn what_a_child_drops_stays_with_the_parent() {
 /// is not ready; a wait that was pending at the fork, and new ones.
 #[test]
 fn a_child_does_not_wait_for_what_it_inherits() {
-    let (server, _lookout) = server();
+    let (server, _driver) = server();
     let (near, _far) = connection(&server);
     let near = Arc::new(near);
     let waited = Arc::clone(&near);
@@ -177,7 +177,7 @@ impl Engine for Mailbox {
 /// lock of an engine; the child checks, waits, and drops everything.
 #[test]
 fn a_child_knows_the_engines_of_its_parent() {
-    let (server, _lookout) = server();
+    let (server, _driver) = server();
     let registration = Registration::named("mailbox");
     let mailbox = EngineHost::new(&server, Mailbox(vec![7]), registration).expect("registered");
     assert!(!mailbox.is_inherited());
@@ -229,7 +229,7 @@ fn a_child_leaves_the_host_thread() {
 /// end of the stream, and then what the parent writes.
 #[test]
 fn a_child_ends_no_connection() {
-    let (server, _lookout) = server();
+    let (server, _driver) = server();
     let _entered = server.enter();
     let (near, mut far) = UnixStream::pair().expect("a pair");
     far.set_nonblocking(true).expect("it can be");
@@ -246,7 +246,7 @@ fn a_child_ends_no_connection() {
 /// without restriction. Method: both, in one child.
 #[test]
 fn a_child_uses_a_server_of_its_own() {
-    let (inherited, _lookout) = server();
+    let (inherited, _driver) = server();
     let (timers, now) = (inherited.timers().clone(), inherited.now());
     let before = watched(&inherited);
     let ended = ends_in_fork(|| {

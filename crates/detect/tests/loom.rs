@@ -128,7 +128,7 @@ mod park {
     const PARKED: u64 = 1;
     const NOTIFIED: u64 = 2;
 
-    /// Without the fence between publishing and the look at the other side.
+    /// Without the fence between publishing and the check of the other side.
     struct Unordered {
         bits: AtomicU64,
         beside: AtomicU64,
@@ -166,7 +166,7 @@ mod park {
         }
     }
 
-    /// Looks for a notification, and parks in a second step.
+    /// Checks for a notification, and parks in a second step.
     struct Split(Unordered);
 
     impl Word for Split {
@@ -364,7 +364,7 @@ mod slot {
         }
     }
 
-    /// Looks for an event, releases the lock, and registers its waker without looking again.
+    /// Checks for an event, releases the lock, and registers its waker without checking again.
     struct Forgetful {
         events: Mutex<(Vec<u32>, bool)>,
         waker: Mutex<Option<Waker>>,
@@ -533,7 +533,7 @@ mod slot {
     }
 
     #[test]
-    fn mutant_without_a_second_look_is_found() {
+    fn mutant_without_a_second_check_is_found() {
         fails(|| delivers::<Forgetful>(1));
     }
 

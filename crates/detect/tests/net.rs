@@ -602,7 +602,7 @@ fn several_tasks_receive_at_one_socket() {
 #[test]
 fn dropped_receivers_leave_datagrams_to_others() {
     // Goal: receivers on several threads, most of whose waits are dropped, lose no wake-up: everything sent is received. Method:
-    // each wait competes with a few turns of its thread, drawn from a seed; the sender waits for room all the time.
+    // each wait is dropped after a few polls, whose number is drawn from a seed; the sender waits for room all the time.
     const TASKS: u64 = 8;
     const COUNT: usize = 2_000;
     run(|server| async move {
@@ -621,14 +621,14 @@ fn dropped_receivers_leave_datagrams_to_others() {
                     let mut state = seed + 1;
                     while received.load(Ordering::Relaxed) < COUNT {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        let mut turns = state >> 61;
+                        let mut polls = state >> 61;
                         let mut byte = [0];
                         let mut wait = pin!(receiver.recv(&mut byte));
                         let is_received = std::future::poll_fn(|cx| match wait.as_mut().poll(cx) {
                             Poll::Ready(count) => Poll::Ready(count.expect("received") == 1),
-                            Poll::Pending if turns == 0 => Poll::Ready(false),
+                            Poll::Pending if polls == 0 => Poll::Ready(false),
                             Poll::Pending => {
-                                turns -= 1;
+                                polls -= 1;
                                 cx.waker().wake_by_ref();
                                 Poll::Pending
                             }

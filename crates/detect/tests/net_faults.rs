@@ -598,7 +598,7 @@ fn a_shutdown_of_the_server_ends_all_waits() {
         let (mut writer, _other) = UnixStream::pair().expect("a pair");
         let socket = Arc::new(UdpSocket::bind(ANY_PORT).await.expect("bind"));
         fill(&writer);
-        let (accepting, polling, receiving, looking) = (
+        let (accepting, polling, receiving, peeking) = (
             Arc::clone(&listener),
             Arc::clone(&listener),
             Arc::clone(&socket),
@@ -610,7 +610,7 @@ fn a_shutdown_of_the_server_ends_all_waits() {
             tokio::spawn(async move { reader.read(&mut [0; 8]).await.map(drop) }),
             tokio::spawn(async move { writer.write(b"more").await.map(drop) }),
             tokio::spawn(async move { receiving.recv(&mut [0; 8]).await.map(drop) }),
-            tokio::spawn(async move { looking.peek_from(&mut [0; 8]).await.map(drop) }),
+            tokio::spawn(async move { peeking.peek_from(&mut [0; 8]).await.map(drop) }),
         ];
         tokio::task::yield_now().await;
         server.shutdown();

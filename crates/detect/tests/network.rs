@@ -27,7 +27,7 @@ fn simulate<T>(seed: u64, link: Link, future: impl Future<Output = T>) -> T {
     simulate_recorded(seed, link, |_| future)
 }
 
-/// The same for a future that looks at what the network has recorded.
+/// The same for a future that reads what the network has recorded.
 fn simulate_recorded<F: Future>(
     seed: u64,
     link: Link,

@@ -224,7 +224,7 @@ impl Stage {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(number);
     }
 
-    /// A whole step of a host: a look, and a sleep that ends at once.
+    /// A whole step of a host: a poll pass, and a sleep that ends at once.
     fn step(&mut self) {
         self.driver.detect();
         self.driver.park(Some(self.server.now()));

@@ -1,4 +1,4 @@
-//! The conformance suite detects what it looks for: each of these detectors has one planted fault,
+//! The conformance suite detects what it tests for: each of these detectors has one planted fault,
 //! and is reported under the rule that it breaks; without the fault it conforms.
 //!
 //! Three detectors carry the faults: a mailbox (shared events, armed before each sleep), a device that
@@ -491,7 +491,7 @@ mod device {
             Some(Memory {
                 live: canaries.alive.len(),
                 in_flight: canaries.in_flight.len(),
-                // These end requests that the device still has; they are not looked at for that.
+                // These end requests that the device still has; they are not inspected for that.
                 freed_in_flight: match self.fault {
                     Fault::TakesStaleKeys | Fault::CompletesTheOldest => 0,
                     _ => canaries.freed_in_flight,

@@ -1,4 +1,4 @@
-//! Hosts that poll before they sleep, and the purpose of looks.
+//! Hosts that poll before they sleep, and the purpose of poll passes.
 
 #[path = "../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
@@ -37,7 +37,7 @@ fn a_polling_host_is_called_away() {
             let server =
                 Server::with_readiness_policy(Flavor::Hybrid, poll_long()).expect("a server");
             let mut driver = server.driver();
-            // Takes over the changes: a strategy is known to the next look.
+            // Takes over the changes: a strategy is known to the next poll pass.
             driver.detect();
             let host = thread::spawn(move || driver.park(None));
             call(&server);
@@ -71,15 +71,15 @@ fn a_polling_host_sees_events() {
     });
 }
 
-/// Goal: looks while tasks run serve only watched descriptors; notifiers and deadlines announce
+/// Goal: poll passes while tasks run serve only watched descriptors; notifiers and deadlines announce
 /// when one is due. Method: a server with only timers, which then watches a socket.
 #[test]
-fn looks_are_for_what_is_watched() {
+fn passes_are_for_what_is_watched() {
     let server = Server::new(Flavor::UserLevel).expect("a server");
     let mut driver = server.driver();
     driver.detect();
     let later = server.now() + Duration::from_secs(3600);
-    assert!(!driver.is_due(later), "no look was requested");
+    assert!(!driver.is_due(later), "no pass was requested");
     let deadline = later + Duration::from_secs(1);
     let slack = Duration::from_millis(3);
     let mut sleep = pin!(server.timers().wait(deadline).slack(slack));
@@ -94,11 +94,11 @@ fn looks_are_for_what_is_watched() {
         server.readiness().watch(ours.as_fd(), Interest::Readable).expect("it is watched");
     assert!(driver.is_due(server.now()), "what has changed is taken over at once");
     driver.detect();
-    assert!(driver.is_due(later), "descriptors are looked for");
+    assert!(driver.is_due(later), "descriptors are polled");
     server.readiness().unwatch(ours.as_fd(), &watched);
 }
 
-/// Goal: a poll without success costs one extra look, and no sleep is skipped: the host sleeps after
+/// Goal: a poll without success costs one extra pass, and no sleep is skipped: the host sleeps after
 /// it, and the history records it. Method: a host that polls briefly and sleeps until a deadline, with
 /// nothing to come.
 #[test]

@@ -96,7 +96,7 @@ fn the_other_host_sees_the_next_event() {
 }
 
 /// Goal: the sleeping host does not learn at once of a deadline that an awake host submits, but before the awake host could miss it:
-/// at its next look, or when it finds no room to sleep. Method: an hour, and what the sleeper then covers; a moment, and which host
+/// at its next poll, or when it finds no room to sleep. Method: an hour, and what the sleeper then covers; a moment, and which host
 /// handles it.
 #[test]
 fn a_sleeper_sees_the_deadlines_of_others() {
@@ -110,21 +110,21 @@ fn a_sleeper_sees_the_deadlines_of_others() {
         let mut own = server.driver().sharing();
         assert_eq!(own.detect(), Detected::Busy, "it is left to those who sleep");
         // While one of them is awake, there is room after all.
-        let mut look = || if is_full { own.park(Some(server.now())) } else { own.detect() };
+        let mut pass = || if is_full { own.park(Some(server.now())) } else { own.detect() };
         assert!(server.is_watched());
         let mut late = pin!(server.timers().wait(server.now() + Duration::from_secs(3600)));
         assert!(is_pending(&mut late));
         assert!(!server.is_watched(), "no sleeper knows of it");
         assert!(hosts.slept.try_recv().is_err(), "no host was woken for it");
-        assert_eq!(look(), Detected::Busy);
-        // A host that still holds a lock is woken instead, or told at the next look.
+        assert_eq!(pass(), Detected::Busy);
+        // A host that still holds a lock is woken instead, or told at the next poll.
         while !server.is_watched() {
-            look();
+            pass();
             thread::yield_now();
         }
         let mut soon = pin!(server.timers().wait(server.now() + Duration::from_millis(1)));
         assert!(is_pending(&mut soon));
-        look();
+        pass();
         if server.is_watched() {
             while is_pending(&mut soon) {
                 hosts.next();
@@ -134,7 +134,7 @@ fn a_sleeper_sees_the_deadlines_of_others() {
     }
 }
 
-/// Goal: the deadline of a thread that may never look again wakes a sleeping host. Method: a thread that has looked, and does
+/// Goal: the deadline of a thread that may never poll again wakes a sleeping host. Method: a thread that has polled, and does
 /// not share the poller.
 #[test]
 fn a_sleeper_is_rung_for_by_who_does_not_share() {
@@ -232,7 +232,7 @@ impl Detector for Mailbox {
 }
 
 /// Goal: a detector that announces an event only if it was armed after the last poll is armed whenever hosts sleep, whatever an awake host
-/// does. Method: a watcher sleeps that has armed it, or two hosts that slept before it came; another one looks, or finds no room to sleep,
+/// does. Method: a watcher sleeps that has armed it, or two hosts that slept before it came; another one polls, or finds no room to sleep,
 /// with and without an expired deadline of the detector, and does no more; then a letter comes.
 #[test]
 fn what_a_sleeper_armed_stays_armed() {
@@ -263,11 +263,11 @@ fn what_a_sleeper_armed_stays_armed() {
             if !comes_late && round == 0 {
                 hosts.sleep_on_and_on(server.driver().for_watcher());
             }
-            let mut look = || if parks { own.park(Some(server.now())) } else { own.detect() };
-            look();
+            let mut pass = || if parks { own.park(Some(server.now())) } else { own.detect() };
+            pass();
             let mut other = pin!(handle.wait(has_deadline.then(|| server.now())));
             assert!(is_pending(&mut other));
-            look();
+            pass();
             let mut letters_now = letters.lock().expect("no panic");
             letters_now.count += 1;
             if std::mem::take(&mut letters_now.is_armed) {

@@ -229,7 +229,7 @@ mod time {
             })
             .await
         });
-        // The deadline stays in the past, and nothing comes of it: it is polled at each look, for
+        // The deadline stays in the past, and nothing comes of it: it is polled in each pass, for
         // ever.
         assert!(waited.is_err(), "{waited:?}");
         assert!(simulation.now() >= Instant::from_nanos(700));
@@ -298,7 +298,7 @@ mod frequency {
                     |wanted: &dyn Fn(&Call) -> bool| calls.iter().filter(|c| wanted(c)).count();
                 let polls = count(&|call| *call == Call::Poll);
                 let checks = count(&|call| matches!(call, Call::Check(_)));
-                // The simulator looks at every other switch, so a poll is up to a few switches late.
+                // The simulator runs a poll pass at every other switch, so a poll is up to a few switches late.
                 let rounds = if is_group { polls } else { checks / 3 };
                 assert!((700..=1000).contains(&rounds), "{strategy}: {rounds} rounds in 100 ms");
                 assert_eq!(if is_group { checks } else { polls }, 0);
@@ -321,7 +321,7 @@ mod frequency {
             let (author, mut waits) = polled(&simulation, strategy, 2);
             poll_once(&mut waits);
             let mut driver = simulation.server().driver();
-            // The first look learns of the handle.
+            // The first pass learns of the handle.
             driver.detect();
             author.calls();
             for _ in 0..every * 100 {

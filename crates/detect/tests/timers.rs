@@ -161,7 +161,7 @@ fn more_than_a_million_timers() {
         assert!(Pin::new(wait).poll(&mut cx).is_pending());
     }
     assert_eq!(timers.pending_count(), waits.len());
-    // Each look reports a limited number; ask for the next one.
+    // Each poll reports a limited number; ask for the next one.
     simulation.run(Duration::from_millis(1));
     while timers.pending_count() > 0 {
         simulation.run(Duration::from_micros(1));
@@ -172,8 +172,8 @@ fn more_than_a_million_timers() {
 }
 
 /// Goal: a host woken by a deadline does not notify itself because another deadline is pending, which would
-/// cost a write and a useless look. Method: sleep until the first of two deadlines; then nothing asks for a
-/// look.
+/// cost a write and a useless poll. Method: sleep until the first of two deadlines; then nothing asks for a
+/// poll.
 #[test]
 fn a_deadline_rings_for_nobody() {
     let server = Server::new(Flavor::UserLevel).expect("an epoll");
@@ -185,7 +185,7 @@ fn a_deadline_rings_for_nobody() {
     for wait in &mut waits {
         assert!(wait.as_mut().poll(&mut context).is_pending());
     }
-    // What was submitted, and the first look, may notify.
+    // What was submitted, and the first poll, may notify.
     while driver.park(None) != Detected::Events(1) {}
     assert!(waits[0].as_mut().poll(&mut context).is_ready());
     assert!(!server.has_announced_events(server.now()));

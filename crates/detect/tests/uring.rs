@@ -405,7 +405,7 @@ fn a_write_that_is_cancelled_frees_its_memory_and_the_handle_goes_on() {
 
 #[test]
 fn a_request_that_the_kernel_never_saw_is_dropped_at_once() {
-    // Goal: before the host has looked, there is nothing to wait for. Method: a server that no
+    // Goal: before the host has polled, there is nothing to wait for. Method: a server that no
     // thread drives.
     let Some(uring) = build(small()) else { return };
     let hand = Hand::new();
@@ -532,7 +532,7 @@ fn a_host_thread_may_go() {
 #[test]
 fn short_rings_hold_back_and_overflow_without_loss() {
     // Goal: a submission queue of one entry and a completion queue of four serve any number of
-    // requests. Method: forty streams; all peers write before the server looks.
+    // requests. Method: forty streams; all peers write before the server polls.
     let Some(uring) = build(Uring::builder().entries(1).buffer_count(256).buffer_size_bytes(16))
     else {
         return;

@@ -153,7 +153,7 @@ enum Place {
 /// An engine that fails in one place.
 struct Fragile {
     place: Place,
-    looks: u32,
+    polls: u32,
     number: Option<u64>,
     socket: UnixStream,
     file: Option<File>,
@@ -171,9 +171,9 @@ impl Engine for Fragile {
     type Output = u64;
 
     fn take(&mut self, _: &u64) -> Option<u64> {
-        self.looks += 1;
-        // The first two looks are those of two new waiters.
-        match self.looks {
+        self.polls += 1;
+        // The first two polls are those of two new waiters.
+        match self.polls {
             1 => self.trip(Place::TakeOfNew),
             2 => {}
             _ => self.trip(Place::TakeInRound),
@@ -233,7 +233,7 @@ fn fragile(place: Place) -> (Fragile, UnixStream, Arc<AtomicU32>) {
     }
     let closed = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&closed);
-    let engine = Fragile { place, looks: 0, number: None, socket, file: None, closed };
+    let engine = Fragile { place, polls: 0, number: None, socket, file: None, closed };
     (engine, peer, count)
 }
 
@@ -245,7 +245,7 @@ fn is_closed(mut peer: &UnixStream) -> bool {
     }
 }
 
-/// Provokes the fault of `place`: looks, a sleep, a readiness event, a waiter that leaves.
+/// Provokes the fault of `place`: polls, a sleep, a readiness event, a waiter that leaves.
 fn provoke(
     place: Place,
     host: &EngineHost<Fragile>,
@@ -327,14 +327,14 @@ fn an_engine_that_fails() {
         let is_told = matches!(place, Place::ArmFails | Place::Descriptor);
         assert_eq!(closed.load(Ordering::Relaxed), u32::from(is_told), "{place:?}");
         drop(host);
-        // A panic in a function that only looks at the engine leaks it.
+        // A panic in a function that only reads the engine leaks it.
         assert_eq!(is_closed(&peer), place != Place::NextDeadline, "{place:?}");
     }
 }
 
-/// Goal: a panic in a new waiter's own look is that waiter's alone. Method: the first look panics, later ones do not.
+/// Goal: a panic in a new waiter's own poll is that waiter's alone. Method: the first poll panics, later ones do not.
 #[test]
-fn a_panic_in_the_look_of_a_new_waiter() {
+fn a_panic_in_the_poll_of_a_new_waiter() {
     let (server, mut driver) = server();
     let (engine, peer, _) = fragile(Place::TakeOfNew);
     let host =
@@ -404,7 +404,7 @@ fn a_host_that_is_dropped() {
 /// Goal: a descriptor that cannot be watched refuses the registration, and everything is freed. Method: a regular file.
 #[test]
 fn a_descriptor_that_is_refused() {
-    let (server, _lookout) = server();
+    let (server, _driver) = server();
     let (mut engine, peer, _) = fragile(Place::Nowhere);
     engine.file = Some(File::open("/proc/self/exe").expect("this program is a file"));
     let refused = EngineHost::new(&server, engine, Registration::named("fragile"));
@@ -626,7 +626,7 @@ fn who_is_rung_for() {
     assert!(poll(wait.as_mut()).is_pending());
     driver.detect();
     host.post(|_| ());
-    assert!(!is_notified(), "the host looks before it sleeps");
+    assert!(!is_notified(), "the host polls before it sleeps");
     host.with(|_| ());
     assert!(is_notified(), "a waiter may have got something");
     driver.detect();

@@ -51,14 +51,14 @@ fn poll(
     count: &Arc<Count>,
 ) -> Poll<Result<(), WaitError>> {
     let waker = Waker::from(Arc::clone(count));
-    waiter.poll(&Context::from_waker(&waker), |boxes| boxes.look(name).then_some(()))
+    waiter.poll(&Context::from_waker(&waker), |boxes| boxes.take_one(name).then_some(()))
 }
 
 /// Goal: a call itself wakes the waiters that it has served, and no others, once; the server is not involved. Method: three
-/// waiters of two names, and no turn of the server.
+/// waiters of two names, and no poll pass of the server.
 #[test]
 fn calls_wake_whom_they_serve() {
-    let (server, _lookout) = server();
+    let (server, _driver) = server();
     let (host, _peer) = boxes(&server);
     let counts: [Arc<Count>; 3] = Default::default();
     let names = [1, 1, 2];
@@ -82,10 +82,10 @@ fn calls_wake_whom_they_serve() {
     assert_eq!(counts.each_ref().map(|count| count.get()), [2, 1, 1], "no waiter");
 }
 
-/// Goal: a look for a want wakes the waiters that it serves besides, and so does the first look of a wait, through the
+/// Goal: a poll for a want wakes the waiters that it serves besides, and so does the first poll of a wait, through the
 /// server. Method: a datagram that both could have.
 #[test]
-fn looks_wake_whom_they_serve() {
+fn polls_wake_whom_they_serve() {
     let (server, mut driver) = server();
     let (host, peer) = boxes(&server);
     let count = Arc::default();
@@ -107,7 +107,7 @@ fn looks_wake_whom_they_serve() {
 /// two others after it was, when another task waits under its name.
 #[test]
 fn waiters_that_leave() {
-    let (server, _lookout) = server();
+    let (server, _driver) = server();
     let (host, _peer) = boxes(&server);
     let [first, second, third]: [Arc<Count>; 3] = Default::default();
     let (mut leaver, mut stays) = (host.waiter(1), host.waiter(1));
@@ -115,7 +115,7 @@ fn waiters_that_leave() {
     drop(leaver);
     host.post(|boxes| boxes.put(1));
     assert_eq!((first.get(), second.get()), (0, 1));
-    // Served, and gone without a look.
+    // Served, and gone without a poll.
     let mut late = host.waiter(1);
     assert!(matches!(poll(&mut late, 1, &third), Poll::Ready(Ok(()))));
     assert!(poll(&mut late, 1, &third).is_pending());
@@ -150,7 +150,7 @@ fn many_waiters() {
     }
 }
 
-/// Goal: a call makes a sleeping server look only for what the engine reports: silent work, and news if there is a waiter for
+/// Goal: a call makes a sleeping server poll only for what the engine reports: silent work, and news if there is a waiter for
 /// a want. Method: ask the server whether a notifier was called.
 #[test]
 fn who_is_rung_for() {
@@ -300,7 +300,7 @@ fn an_engine_that_fails() {
                 "{place}: {ended:?}"
             );
             let found = waiter.poll(&cx, |_| Some(9));
-            assert!(matches!(found, Poll::Ready(Ok(9))), "{place}: a look still reaches it");
+            assert!(matches!(found, Poll::Ready(Ok(9))), "{place}: a poll still reaches it");
         }
         let ended = poll_future(wait);
         assert!(matches!(&ended, Poll::Ready(Err(error)) if is_typed(error)), "{place}: {ended:?}");
@@ -308,20 +308,20 @@ fn an_engine_that_fails() {
     }
 }
 
-/// Goal: a panic in a waiter's own look is that caller's alone. Method: panic in a first look and in a later one; then go on.
+/// Goal: a panic in a waiter's own poll is that caller's alone. Method: panic in a first poll and in a later one; then go on.
 #[test]
-fn a_panic_in_a_look() {
-    let (server, _lookout) = server();
+fn a_panic_in_a_poll() {
+    let (server, _driver) = server();
     let (host, _peer) = boxes(&server);
     let count = Arc::default();
     let mut waiter = host.waiter(1);
     for _ in 0..2 {
-        let looked = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let _ = waiter.poll(&Context::from_waker(Waker::noop()), |_| -> Option<()> {
                 panic!("of the caller")
             });
         }));
-        assert!(looked.is_err());
+        assert!(polled.is_err());
         assert!(poll(&mut waiter, 1, &count).is_pending());
     }
     host.post(|boxes| boxes.put(1));
@@ -347,20 +347,20 @@ impl Drop for Calls {
 /// woken.
 #[test]
 fn wakers_that_call() {
-    let (server, _lookout) = server();
+    let (server, _driver) = server();
     let (host, _peer) = boxes(&server);
     let calls = || Waker::from(Arc::new(Calls(host.clone(), AtomicU32::new(0))));
     let mut waiter = host.waiter(1);
     for _ in 0..2 {
-        let looked = waiter.poll(&Context::from_waker(&calls()), |_| None::<()>);
-        assert!(looked.is_pending());
+        let polled = waiter.poll(&Context::from_waker(&calls()), |_| None::<()>);
+        assert!(polled.is_pending());
         assert!(waiter.renew_waker(&Context::from_waker(&calls())));
     }
     host.post(|boxes| boxes.put(1));
     assert!(waiter.poll(&Context::from_waker(&calls()), |_| None::<()>).is_pending());
-    let looked =
-        waiter.poll(&Context::from_waker(Waker::noop()), |boxes| boxes.look(1).then_some(()));
-    assert!(matches!(looked, Poll::Ready(Ok(()))));
+    let polled =
+        waiter.poll(&Context::from_waker(Waker::noop()), |boxes| boxes.take_one(1).then_some(()));
+    assert!(matches!(polled, Poll::Ready(Ok(()))));
     assert!(waiter.poll(&Context::from_waker(&calls()), |_| None::<()>).is_pending());
     drop(waiter);
 }
@@ -410,7 +410,7 @@ fn calls_inside_a_callback_wake_nobody_themselves() {
 }
 
 /// Goal: an engine that is kept running works without waiters, even after a sleep, and no longer than its host lives. Method:
-/// posted work, datagrams, and looks at what the engine has.
+/// posted work, datagrams, and checks of what the engine has.
 #[test]
 fn work_without_waiters() {
     let (server, mut driver) = server();

@@ -1,4 +1,4 @@
-//! Looks that take in more than they look for: others wait for that, and no descriptor announces it any more.
+//! Polls that take in more than they ask for: others wait for that, and no descriptor announces it any more.
 
 use std::{
     collections::VecDeque,
@@ -17,7 +17,7 @@ use super::{
     send,
 };
 
-/// Numbers in datagrams, odd ones and even ones, each for its own waiters. A look takes in everything that is
+/// Numbers in datagrams, odd ones and even ones, each for its own waiters. A poll takes in everything that is
 /// there.
 struct Parity {
     socket: UnixDatagram,
@@ -52,26 +52,26 @@ impl Engine for Parity {
     }
 }
 
-/// The look that takes in the others' numbers.
+/// The poll that takes in the others' numbers.
 #[derive(Clone, Copy, Debug)]
 enum By {
     /// On the caller's thread; it finds something itself.
-    Look,
+    Poll,
     /// The same, and it finds nothing.
-    VainLook,
-    /// The first look of another wait, which finds something.
+    VainPoll,
+    /// The first poll of another wait, which finds something.
     Wait,
-    /// The first look of a wait that finds nothing and stays.
+    /// The first poll of a wait that finds nothing and stays.
     VainWait,
 }
 
-/// Goal: a host that has armed the engine and sleeps serves the waiters whose numbers another look has taken in. Method: every way to
-/// look, between the arming and the next look of the host.
+/// Goal: a host that has armed the engine and sleeps serves the waiters whose numbers another poll has taken in. Method: every way to
+/// poll, between the arming and the next poll of the host.
 #[test]
 fn what_is_taken_in_for_others_reaches_them() {
     const EVEN: usize = 0;
     const ODD: usize = 1;
-    for by in [By::Look, By::VainLook, By::Wait, By::VainWait] {
+    for by in [By::Poll, By::VainPoll, By::Wait, By::VainWait] {
         let (server, mut driver) = server();
         let (socket, peer) = UnixDatagram::pair().expect("sockets");
         socket.set_nonblocking(true).expect("a socket");
@@ -86,11 +86,11 @@ fn what_is_taken_in_for_others_reaches_them() {
         send(&peer, 1);
         let mut even = pin!(host.wait(EVEN));
         match by {
-            By::Look => {
+            By::Poll => {
                 send(&peer, 2);
                 assert_eq!(host.try_take(&EVEN), Some(2));
             }
-            By::VainLook => assert_eq!(host.try_take(&EVEN), None),
+            By::VainPoll => assert_eq!(host.try_take(&EVEN), None),
             By::Wait => {
                 send(&peer, 2);
                 assert!(matches!(poll(even.as_mut()), Poll::Ready(Ok(2))));

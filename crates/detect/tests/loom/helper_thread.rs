@@ -47,7 +47,7 @@ impl Helps for HelperControl {
 
 /// The step that a mutant omits.
 const RINGS_BEFORE_THE_END: u8 = 0;
-const LOOKS_ONCE: u8 = 1;
+const CHECKS_ONCE: u8 = 1;
 const CLOSES_SILENTLY: u8 = 2;
 const INTERRUPTS_NOBODY: u8 = 3;
 const NOTHING: u8 = 4;
@@ -107,7 +107,7 @@ impl<const FAULT: u8> Helps for Mutant<FAULT> {
     fn run(&self, notify: impl Fn()) {
         loop {
             let mut state = self.state.lock().expect("not poisoned");
-            if FAULT == LOOKS_ONCE {
+            if FAULT == CHECKS_ONCE {
                 let is_needed = state.is_wanted || state.is_closed;
                 // A want in between finds no sleeping thread.
                 drop(state);
@@ -116,7 +116,7 @@ impl<const FAULT: u8> Helps for Mutant<FAULT> {
                     state = self.changed.wait(state).expect("not poisoned");
                 }
             }
-            while FAULT != LOOKS_ONCE && !state.is_wanted && !state.is_closed {
+            while FAULT != CHECKS_ONCE && !state.is_wanted && !state.is_closed {
                 state = self.changed.wait(state).expect("not poisoned");
             }
             state.is_wanted = false;
@@ -194,8 +194,8 @@ fn mutant_ringing_before_the_end_is_found() {
 }
 
 #[test]
-fn mutant_that_looks_once_is_found() {
-    fails(|| announces::<Mutant<LOOKS_ONCE>>(1));
+fn mutant_that_checks_once_is_found() {
+    fails(|| announces::<Mutant<CHECKS_ONCE>>(1));
 }
 
 #[test]

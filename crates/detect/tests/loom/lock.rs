@@ -144,7 +144,7 @@ fn adds<L: Biased>(own: u64, others: u64) {
     );
 }
 
-/// Goal: the real lock is biased in the models below, or they would prove nothing about it. Method: look.
+/// Goal: the real lock is biased in the models below, or they would prove nothing about it. Method: add from two threads.
 #[test]
 fn the_lock_leans_in_a_model() {
     loom::model(|| {
@@ -202,7 +202,7 @@ fn mutant_that_leaves_without_release_is_found() {
 }
 
 #[test]
-fn mutant_that_looks_before_it_enters_is_found() {
+fn mutant_that_checks_before_it_enters_is_found() {
     fails(|| adds::<Mutant<MARK_FIRST>>(2, 1));
 }
 

@@ -18,7 +18,7 @@ trait Host: Send + Sync + 'static {
     fn post(&self, count: u64);
     /// Takes one, or registers the waker. `None` is the end.
     fn poll(&self, cx: &Context<'_>, number: &mut Option<u64>) -> Poll<Option<()>>;
-    /// Registers the waker, if there was nothing to take since the last look.
+    /// Registers the waker, if there was nothing to take since the last poll.
     fn renew_waker(&self, cx: &Context<'_>, number: Option<u64>) -> bool;
     fn leave(&self, number: &mut Option<u64>);
     fn end(&self);
@@ -46,7 +46,7 @@ impl Host for Named {
 }
 
 /// The fault of a mutant of the real parts.
-const LOOKS_BEFORE: u8 = 0;
+const POLLS_BEFORE: u8 = 0;
 const SERVES_FIRST: u8 = 1;
 const RENEWS_UNSEEN: u8 = 2;
 
@@ -66,12 +66,12 @@ impl<const FAULT: u8> Host for Mutant<FAULT> {
         }
     }
     fn poll(&self, cx: &Context<'_>, number: &mut Option<u64>) -> Poll<Option<()>> {
-        if FAULT == LOOKS_BEFORE {
+        if FAULT == POLLS_BEFORE {
             // In a separate hold, with a waker that wakes no task.
             let mut nobody = None;
-            let looked = self.0.poll(&Context::from_waker(Waker::noop()), &mut nobody, true);
+            let polled = self.0.poll(&Context::from_waker(Waker::noop()), &mut nobody, true);
             self.0.leave(&mut nobody);
-            return if looked.is_ready() { looked } else { self.0.poll(cx, number, false) };
+            return if polled.is_ready() { polled } else { self.0.poll(cx, number, false) };
         }
         self.0.poll(cx, number, true)
     }
@@ -295,8 +295,8 @@ fn a_list_without_a_fault_passes() {
 }
 
 #[test]
-fn mutant_that_looks_in_a_hold_of_its_own_is_found() {
-    fails(|| delivers::<Mutant<LOOKS_BEFORE>>(false));
+fn mutant_that_polls_in_a_hold_of_its_own_is_found() {
+    fails(|| delivers::<Mutant<POLLS_BEFORE>>(false));
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn rings<W: Word>(ringers: usize, polls: bool) {
         })
         .collect();
     let mut ends_early = polls;
-    let mut turns = 0;
+    let mut rounds = 0;
     loop {
         if word.begin_sleep(polls) {
             if !polls {
@@ -120,9 +120,9 @@ fn rings<W: Word>(ringers: usize, polls: bool) {
         if work.load(Ordering::Relaxed) == ringers {
             break;
         }
-        turns += 1;
+        rounds += 1;
         // One for each notification and its late wake-up, and the early one.
-        assert!(turns <= 2 * ringers + 1, "the thread does not come to rest");
+        assert!(rounds <= 2 * ringers + 1, "the thread does not come to rest");
     }
     for thread in threads {
         thread.join().expect("no panic");

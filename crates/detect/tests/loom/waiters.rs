@@ -59,9 +59,9 @@ impl Place for WatchedSource {
 }
 
 /// The step that a mutant omits.
-const LOOKS_ONCE: u8 = 0;
+const CHECKS_ONCE: u8 = 0;
 const WAKES_FIRST: u8 = 1;
-const LOOKS_BEFORE: u8 = 2;
+const CHECKS_BEFORE: u8 = 2;
 
 /// The real parts in a wrong order.
 struct Mutant<const FAULT: u8>(WatchedSource);
@@ -85,13 +85,13 @@ impl<const FAULT: u8> Place for Mutant<FAULT> {
     fn poll(&self, cx: &Context<'_>, token: &mut WaiterToken) -> Poll<Option<ReadyEvent>> {
         let seen = self.0.seen();
         match FAULT {
-            LOOKS_ONCE if !seen.ready.is_empty() => Poll::Ready(Some(seen)),
-            LOOKS_ONCE => match self.0.register(cx, token) {
+            CHECKS_ONCE if !seen.ready.is_empty() => Poll::Ready(Some(seen)),
+            CHECKS_ONCE => match self.0.register(cx, token) {
                 Ok(()) => Poll::Pending,
                 Err(_) => Poll::Ready(None),
             },
-            LOOKS_BEFORE if !seen.ready.is_empty() => Poll::Ready(Some(seen)),
-            LOOKS_BEFORE => {
+            CHECKS_BEFORE if !seen.ready.is_empty() => Poll::Ready(Some(seen)),
+            CHECKS_BEFORE => {
                 let second = self.0.seen();
                 match self.0.register(cx, token) {
                     Ok(()) if second.ready.is_empty() => Poll::Pending,
@@ -154,8 +154,8 @@ impl<const FAULT: u8> Place for Listed<FAULT> {
         self.wake(true);
     }
     fn poll(&self, cx: &Context<'_>, token: &mut Self::WaiterToken) -> Poll<Option<ReadyEvent>> {
-        let look = || Some(self.readiness.seen()).filter(|seen| !seen.ready.is_empty());
-        if let Some(seen) = look() {
+        let check = || Some(self.readiness.seen()).filter(|seen| !seen.ready.is_empty());
+        if let Some(seen) = check() {
             return Poll::Ready(Some(seen));
         }
         {
@@ -173,7 +173,7 @@ impl<const FAULT: u8> Place for Listed<FAULT> {
             waiters.wakers[index] = Some(cx.waker().clone());
             *token = Some((waiters.round, index));
         }
-        look().map_or(Poll::Pending, |seen| Poll::Ready(Some(seen)))
+        check().map_or(Poll::Pending, |seen| Poll::Ready(Some(seen)))
     }
     fn clear(&self, seen: ReadyEvent) {
         self.readiness.clear(seen);
@@ -296,13 +296,13 @@ fn a_list_without_a_fault_passes() {
 }
 
 #[test]
-fn mutant_without_a_second_look_is_found() {
-    fails(wakes_all::<Mutant<LOOKS_ONCE>>);
+fn mutant_without_a_second_check_is_found() {
+    fails(wakes_all::<Mutant<CHECKS_ONCE>>);
 }
 
 #[test]
-fn mutant_that_looks_twice_and_then_registers_is_found() {
-    fails(wakes_all::<Mutant<LOOKS_BEFORE>>);
+fn mutant_that_checks_twice_and_then_registers_is_found() {
+    fails(wakes_all::<Mutant<CHECKS_BEFORE>>);
 }
 
 #[test]

@@ -310,7 +310,7 @@ fn nobody_waits_nobody_calls() {
 }
 
 /// Goal: on the user-level flavor a detector that can be polled is blocked on only with nothing else to
-/// run. Method: looks at switches see an event without a call; the first sleep makes one.
+/// run. Method: polls at switches see an event without a call; the first sleep makes one.
 #[test]
 fn user_level_blocks_only_when_idle() {
     let server = Server::new(Flavor::UserLevel).expect("a server");

@@ -318,7 +318,7 @@ impl Stage {
         Pin::new(future).poll(&mut Context::from_waker(&self.waker()))
     }
 
-    /// A whole step of a host with nothing to run: a look, and a sleep that ends at once.
+    /// A whole step of a host with nothing to run: a poll pass, and a sleep that ends at once.
     pub(crate) fn step(&mut self) {
         self.driver.detect();
         self.driver.park(Some(self.server.now()));
