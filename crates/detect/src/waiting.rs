@@ -384,8 +384,8 @@ impl Attempt {
     }
 }
 
-/// One burst of polls by the last of several waiters at one place, before it sleeps. A poll of the task does nothing beyond this burst. Shared by
-/// threads.
+/// One burst of polls by the last of several waiters at one place, before it sleeps. A poll of the task does nothing beyond this
+/// burst. Shared by threads.
 #[derive(Debug)]
 pub struct Bursts {
     spin_costs: SpinCosts,

@@ -28,7 +28,7 @@ const PREEMPTED: Duration = Duration::from_micros(100);
 /// A sleep that is shorter does not count: the event was there already.
 const NO_SLEEP: Duration = Duration::from_micros(4);
 
-/// A host whose last poll pass is no older is not inside a long poll of a task, and will soon poll again.
+/// A host whose last poll pass is more recent than this is not inside a long poll of a task, and will soon poll again.
 const SEEN_SOON: Duration = Duration::from_micros(100);
 
 pub(super) enum Prepared {

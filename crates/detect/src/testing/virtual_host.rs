@@ -316,7 +316,8 @@ impl SimulatedHost {
         Deadlock { now: self.clock.now(), seed: self.seed }
     }
 
-    /// Prepares the nodes for a pause at `now`, and finds out when they want to be polled again. Returns whether something has been seen meanwhile.
+    /// Prepares the nodes for a pause at `now`, and finds out when they want to be polled again. Returns whether something has been seen
+    /// meanwhile.
     fn arm(&mut self, now: Instant) -> bool {
         let mut is_sleepless = false;
         for index in 0..self.nodes.len() {
