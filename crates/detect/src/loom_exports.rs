@@ -368,7 +368,7 @@ impl Named {
         });
     }
 
-    /// The waiter's side, like `EngineWaiter::poll`: takes one if it `takes` and there is one, or registers a waker. `None` is the
+    /// The waiter's side, like `EngineWaiter::poll`: takes one if `takes` is set and one is there, or registers a waker. `None` is the
     /// end.
     pub fn poll(
         &self,

@@ -337,7 +337,8 @@ impl Driver {
         Detected::Busy
     }
 
-    /// Only a host that shares defers deadlines to its next poll pass: it stays on its thread, and polls or sleeps between any two polls of its tasks.
+    /// Only a host that shares defers deadlines to its next poll pass: it stays on its thread, and polls or sleeps between any two
+    /// tasks.
     fn note_host(&self) {
         if self.sleepers_max > 1 {
             self.shared.note_host();
