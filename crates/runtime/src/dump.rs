@@ -1,4 +1,4 @@
-//! All tasks of a runtime, and what each does: for a look inside a program that hangs or is slow.
+//! All tasks of a runtime, and what each does: to see inside a program that hangs or is slow.
 
 use std::{collections::BTreeMap, fmt, panic::Location, time::Duration};
 

@@ -1,4 +1,4 @@
-//! A runtime whose tasks run in turns of a foreign event loop.
+//! A runtime whose tasks run in ticks of a foreign event loop.
 
 use std::{
     error::Error,
@@ -15,7 +15,7 @@ impl Runtime {
     ///
     /// # Errors
     /// If the flavor is not [`UserLevel`](vigie_detect::Flavor::UserLevel): the others have threads of their own that run their
-    /// tasks whatever the event loop does, and need no turns.
+    /// tasks whatever the event loop does, and need no ticks.
     ///
     /// # Examples
     /// ```
@@ -27,7 +27,7 @@ impl Runtime {
     /// let task = runtime.spawn(time::sleep(Duration::from_millis(5)));
     /// loop {
     ///     runtime.tick();
-    ///     // After the turn, which may have finished it: nothing else may come to end the sleep.
+    ///     // After the tick, which may have finished it: nothing else may come to end the sleep.
     ///     if task.is_finished() {
     ///         break;
     ///     }
@@ -46,7 +46,7 @@ impl Runtime {
     }
 }
 
-/// A [`Runtime`] whose tasks run in turns of a foreign event loop. Created by [`Runtime::embed`].
+/// A [`Runtime`] whose tasks run in ticks of a foreign event loop. Created by [`Runtime::embed`].
 ///
 /// The loop calls [`tick`](Self::tick) once at the beginning, and then whenever the descriptor ([`AsFd`]) is readable; it may
 /// watch it level- or edge-triggered. Deadlines, spawning and waking on any thread make it readable too, so the loop needs no
@@ -63,14 +63,14 @@ impl EmbeddedRuntime {
     /// [quantum](crate::RuntimeBuilder::quantum) at most; if tasks are left, the descriptor is readable at once. Does nothing
     /// while another thread is inside [`block_on`](Runtime::block_on), which runs all tasks.
     ///
-    /// A tick may change what the loop waits for (a task that finishes, a channel that fills): look at that between the tick
+    /// A tick may change what the loop waits for (a task that finishes, a channel that fills): check that between the tick
     /// and the sleep.
     ///
     /// # Panics
     /// Inside a task or `block_on` of this runtime, and in a forked child of the process that created it.
     #[track_caller]
     pub fn tick(&self) {
-        self.runtime.handle().turn();
+        self.runtime.handle().tick();
     }
 }
 
@@ -102,7 +102,7 @@ pub struct NotEmbeddable;
 impl fmt::Display for NotEmbeddable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "only a runtime of the user-level flavor can be embedded: the threads of this one run its tasks without turns",
+            "only a runtime of the user-level flavor can be embedded: the threads of this one run its tasks without ticks",
         )
     }
 }

@@ -240,11 +240,11 @@ impl Handle {
     /// Makes the blocking pool run what blocks in the detection server's sockets: lookups of names.
     /// Runs what is ready, on the user-level flavor; the other flavors have threads of their own for that.
     #[track_caller]
-    pub(crate) fn turn(&self) {
+    pub(crate) fn tick(&self) {
         assert!(!user_level::runs_here(None), "`tick` inside a task: its own tick is not over");
         self.refuse_fork();
         if let Scheduler::UserLevel(shared) = &self.scheduler {
-            shared.turn();
+            shared.tick();
         }
     }
 

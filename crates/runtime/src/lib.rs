@@ -28,12 +28,12 @@
 //! # How it works
 //! ```text
 //!               ┌──────────── worker (or the one thread of the user-level flavor) ───────────┐
-//!   switch ───▶ │ look due?  ──▶ Driver::detect ──▶ wakers ──▶ reaction lane                │
+//!   switch ───▶│ pass due?  ──▶ Driver::detect ──▶ wakers ──▶ reaction lane                │
 //!               │ reaction lane, then compute lane, then other workers' ──▶ poll the task    │ ──▶ switch
 //!               │ nothing to run ──▶ Driver::park (one worker), or the thread's own sleep   │
 //!               └────────────────────────────────────────────────────────────────────────────┘
 //! ```
-//! A worker looks for events by elapsed time, not by a count of polls: by default every 50 µs, and at once
+//! A worker polls for events by elapsed time, not by a count of polls: by default every 50 µs, and at once
 //! when a timer has expired or another thread has sent a notification. Each task has a bucket of processor
 //! time: 1 ms, refilled at a twentieth of a processor. A task that becomes ready with time left in its bucket
 //! runs before tasks that have used theirs up; those run in the order in which they would finish if all of

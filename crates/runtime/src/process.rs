@@ -391,7 +391,7 @@ impl Drop for Child {
             let _ = self.start_kill();
         }
         if matches!(self.try_wait(), Ok(None)) {
-            // The status is never looked at.
+            // The status is never read.
             let ended = ChildState::Ended(ExitStatus::default());
             if let ChildState::Running(child, exit) = mem::replace(&mut self.state, ended) {
                 drop(exit);

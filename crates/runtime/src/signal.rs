@@ -43,7 +43,7 @@ pub mod unix {
 
     /// The arrivals of one signal: see [`signal()`].
     #[derive(Debug)]
-    #[must_use = "the signal's default action is off, and nothing looks at its arrivals"]
+    #[must_use = "the signal's default action is off, and nothing reads its arrivals"]
     pub struct Signal {
         stream: EventStream<signal::Signals>,
     }

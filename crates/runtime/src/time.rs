@@ -94,7 +94,7 @@ impl Sleep {
     /// default, zero for low latency, 1 ms for low processor use.
     ///
     /// With more slack, many timers cost less. A lone timer is not delayed, nor is one that expires while
-    /// tasks run and the scheduler looks for events anyway.
+    /// tasks run and the scheduler polls for events anyway.
     ///
     /// [`Reactivity::timer_slack`]: crate::Reactivity::timer_slack
     pub fn slack(mut self, slack: Duration) -> Self {
@@ -367,7 +367,7 @@ mod tests {
         Instant::from_nanos(nanos)
     }
 
-    /// Goal: each behaviour continues as documented after missed ticks. Method: one late look, by
+    /// Goal: each behaviour continues as documented after missed ticks. Method: one late poll, by
     /// hand.
     #[test]
     fn missed_ticks() {

@@ -298,7 +298,7 @@ fn draw_options(seed: u64) -> (Options, fastrand::Rng) {
         has_tick: random.u32(..4) == 0,
         long_poll: Duration::from_micros(200),
         quantum: Duration::from_millis(1),
-        look_ns: 50 * US,
+        pass_interval_ns: 50 * US,
         length_ns: 260 * MS,
         polls_max: if random.u32(..32) == 0 { MANY_POLLS_MAX } else { POLLS_MAX },
     };

@@ -11,7 +11,7 @@
 //!   ▲               │ future is ready               │ future is ready: every waiting thread is notified
 //!   └───────────────┴───────────────────────────────┘
 //! ```
-//! A thread whose foreign event loop takes turns is `Driving` in a turn, and `Embedded` between two.
+//! A thread whose foreign event loop calls for ticks is `Driving` in a tick, and `Embedded` between two.
 //!
 //! No notification is lost (home-1): the notifying thread sets `is_notified`, or what it notifies of, and
 //! then reads `block_on_state`; the home thread writes `block_on_state` and then reads those, all of them
@@ -53,7 +53,7 @@ pub(crate) enum BlockOnState {
     Driving = 1,
     /// It does not have the core, and sleeps on its own thread.
     Waiting = 2,
-    /// It is in a foreign event loop, which watches the server's poller and comes back for a turn.
+    /// It is in a foreign event loop, which watches the server's poller and comes back for a tick.
     Embedded = 3,
 }
 

@@ -237,7 +237,7 @@ impl KernelLevelShared {
         let mut future = pin!(future);
         loop {
             if main.is_woken.swap(false, Ordering::AcqRel) {
-                contained("a look", || point.poll_if_due());
+                contained("a poll pass", || point.poll_if_due());
                 ThreadPoller::begin_poll(&waker);
                 let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
                 if let Poll::Ready(value) = polled {
@@ -342,7 +342,7 @@ impl ThreadSlot {
                     drop(slotted);
                     // Woken while it ran, perhaps repeatedly: its descriptors must not wait for the next
                     // sleep.
-                    contained("a look", || point.poll_if_due());
+                    contained("a poll pass", || point.poll_if_due());
                     return Some(task);
                 }
                 if slotted.is_over {

@@ -1,7 +1,7 @@
 //! The user-level flavor: one kernel thread runs every task, and the detection server between polls.
 //!
-//! The thread that calls `block_on` drives. Between two polls it reads the clock; when a look at the
-//! detection server is due, or it was notified, it takes one. With nothing to run it sleeps in the poller.
+//! The thread that calls `block_on` drives. Between two polls it reads the clock; when a poll pass
+//! is due, or it was notified, it makes one. With nothing to run it sleeps in the poller.
 //! Threads that call `block_on` meanwhile poll their own futures and local tasks, and one of them takes over
 //! when the driver leaves: see [`home`](super::home).
 
@@ -50,7 +50,7 @@ pub(crate) struct UserLevelShared {
     /// The threads that have called `block_on`.
     homes: HomeThreads,
     hogs: Hogs,
-    /// A foreign event loop takes turns, and watches the poller's descriptor.
+    /// A foreign event loop calls for ticks, and watches the poller's descriptor.
     is_embedded: AtomicBool,
     /// The runtime was dropped: tasks are cancelled instead of polled.
     is_ending: AtomicBool,
@@ -181,8 +181,8 @@ impl UserLevelShared {
             let Some(task) = task.take() else { return };
             let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
             task.metadata().note_ready(ready);
-            let (account, turn_began) = (&task.metadata().account, local.switched_at.get());
-            let now = account.woken_at(ready.nanos(), turn_began, || monotonic_now().as_nanos());
+            let (account, switched_at) = (&task.metadata().account, local.switched_at.get());
+            let now = account.woken_at(ready.nanos(), switched_at, || monotonic_now().as_nanos());
             let queued = Queued { task, is_local: home.is_some() };
             local.lanes.borrow_mut().push(queued, info.woken_while_running, now);
         });
@@ -221,14 +221,14 @@ impl UserLevelShared {
         value
     }
 
-    /// Runs what is ready on the calling thread, at most for a quantum, and looks for events, without sleeping. The
+    /// Runs what is ready on the calling thread, at most for a quantum, and polls for events, without sleeping. The
     /// caller sleeps on the driver's descriptor afterwards. Does nothing while another thread is in `block_on`.
-    pub(crate) fn turn(self: &Arc<Self>) {
-        self.run_turn();
+    pub(crate) fn tick(self: &Arc<Self>) {
+        self.run_tick();
         self.finish_if_ending();
     }
 
-    fn run_turn(self: &Arc<Self>) {
+    fn run_tick(self: &Arc<Self>) {
         let _entered = (self.enter)(Arc::clone(self));
         let mut installed = Installed::new(self);
         installed.leaves_for = BlockOnState::Embedded;
@@ -240,14 +240,14 @@ impl UserLevelShared {
         let core = &mut *driving.core;
 
         local.cause.set(Cause::Detection);
-        contained("a poll", || core.driver.poll());
+        contained("a poll pass", || core.driver.poll());
         let mut now = monotonic_now();
         local.note_wake(now);
         let end = now + self.options.quantum;
         while now < end {
             if core.driver.is_due(now) {
                 local.cause.set(Cause::Detection);
-                contained("a poll", || core.driver.poll());
+                contained("a poll pass", || core.driver.poll());
                 now = monotonic_now();
                 local.note_time(now);
             }
@@ -261,11 +261,11 @@ impl UserLevelShared {
             if announced == Some(Detected::Nothing) {
                 return;
             }
-            contained("a poll", || core.driver.poll());
+            contained("a poll pass", || core.driver.poll());
             now = monotonic_now();
             local.note_time(now);
         }
-        // The descriptor is readable at once: what is left runs in the next turn.
+        // The descriptor is readable at once: what is left runs in the next tick.
         core.driver.interrupt();
     }
 
@@ -327,7 +327,7 @@ impl UserLevelShared {
         loop {
             if core.driver.is_due(now) {
                 local.cause.set(Cause::Detection);
-                contained("a look", || core.driver.detect());
+                contained("a poll pass", || core.driver.detect());
                 now = monotonic_now();
                 local.note_time(now);
             }

@@ -1,7 +1,7 @@
 //! Help from the kernel's scheduler for reactions while a thread hogs a processor.
 //!
 //! It does two things, without privilege:
-//! - **A short slice** (`sched_setattr`, Linux 6.12 and later): a reserve thread asks for turns of 0.1 ms, so
+//! - **A short slice** (`sched_setattr`, Linux 6.12 and later): a reserve thread asks for slices of 0.1 ms, so
 //!   that the kernel lets it run first when it wakes up. Forked children do not inherit it.
 //! - **A signal** to a thread that is stuck in a long poll, after each millisecond of computing: its handler
 //!   asks with `poll(2)` whether an event waits at the poller, and yields the processor only if one does, or
@@ -123,7 +123,7 @@ impl KernelHelp {
     pub const NONE: Self = Self { short_slices: false, signal: None };
 
     setters! {
-        /// Sets whether reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and
+        /// Sets whether reserve threads ask for slices of 0.1 ms. Default `true`. They keep the scheduling policy and
         /// the nice value of the process; under `SCHED_FIFO`, `SCHED_RR`, `SCHED_IDLE` and `SCHED_DEADLINE`, and
         /// with a nice value below zero, they do not ask. Kernels before Linux 6.12 ignore it.
         short_slices: bool,

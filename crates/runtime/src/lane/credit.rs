@@ -244,16 +244,16 @@ impl Account {
     }
 
     /// Returns when the task becomes ready: `ready` if known, else a time good enough to judge the task by.
-    /// The turn of the waking thread may have begun long ago, in a long poll or a sleep, and the task may
+    /// The waking thread may have switched long ago, before a long poll or a sleep, and the task may
     /// have been polled elsewhere since: at that earlier time, credit that has refilled meanwhile would be
     /// missing.
     pub(crate) fn woken_at(
         &self,
         ready: Option<u64>,
-        turn_began: u64,
+        switched_at: u64,
         clock: impl FnOnce() -> u64,
     ) -> u64 {
-        let known = ready.or_else(|| self.is_credit_sufficient(turn_began).then_some(turn_began));
+        let known = ready.or_else(|| self.is_credit_sufficient(switched_at).then_some(switched_at));
         known.unwrap_or_else(clock)
     }
 
@@ -288,10 +288,10 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Goal: a task that another thread has polled while a long turn lasted is judged by what it has at its end. Method: a
+    /// Goal: a task that another thread has polled while a long poll lasted is judged by what it has at its end. Method: a
     /// poll of 30 us in the last of 500 ms, with the time known, unknown, and unknown where it makes no difference.
     #[test]
-    fn long_turns_do_not_make_others_poor() {
+    fn long_polls_do_not_make_others_poor() {
         let (began, end) = (1_000 * MS, 1_500 * MS);
         let account = Account::new(Credit::FULL.after(end - MS, 30_000), None);
         assert_eq!(account.choose_lane(false, began), Lane::Compute, "so it would seem");

@@ -56,7 +56,7 @@ impl Share {
         self.owed_ns = self.owed_ns.clamp(-ALONE * self.limit_ns, OWED_MAX * self.limit_ns);
     }
 
-    /// Returns the lane to look into first.
+    /// Returns the lane to take a task from first.
     pub(crate) const fn first(&self) -> Lane {
         if self.owed_ns <= self.limit_ns { Lane::Reaction } else { Lane::Compute }
     }

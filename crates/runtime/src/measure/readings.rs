@@ -115,7 +115,7 @@ pub struct ThreadMetrics {
     pub polls: u64,
     /// Sleeps for lack of work; for a reserve thread, sleeps in the poller.
     pub sleeps: u64,
-    /// The poll in progress. `None` in the user-level flavor, which has no other thread that could look.
+    /// The poll in progress. `None` in the user-level flavor, which has no other thread that could read it.
     pub current: Option<CurrentPoll>,
 }
 

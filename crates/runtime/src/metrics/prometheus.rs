@@ -38,7 +38,7 @@ impl Metrics {
             ("long_polls_total", "Polls longer than the builder's `long_poll`.", self.long_polls),
             ("hogs_total", "Polls longer than the builder's `quantum`.", self.hogs),
             ("detection_polls_total", "Polls for events.", detection.polls),
-            ("detection_hits_total", "Looks that found an event.", detection.hits),
+            ("detection_hits_total", "Polls that found an event.", detection.hits),
             ("detection_events_total", "Events delivered.", detection.events),
             ("detection_sleeps_total", "Sleeps until an event.", detection.sleeps),
         ] {

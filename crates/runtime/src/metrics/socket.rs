@@ -393,7 +393,7 @@ impl Service {
             self.accept();
             let now = monotonic_now();
             let answers = &mut self.answers;
-            self.readers.retain_mut(|reader| reader.turn(answers, now).is_ok_and(|stays| stays));
+            self.readers.retain_mut(|reader| reader.tick(answers, now).is_ok_and(|stays| stays));
         }
     }
 
@@ -417,7 +417,7 @@ impl Service {
         }
     }
 
-    /// Accepts waiting readers, a bounded number per turn.
+    /// Accepts waiting readers, a bounded number per tick.
     fn accept(&mut self) {
         for _ in 0..2 * READERS_MAX {
             let stream = match self.listener.accept() {
@@ -482,11 +482,11 @@ fn recent(
 
 impl Reader {
     /// Does what can be done without waiting. Returns whether the reader stays.
-    fn turn(&mut self, answers: &mut Answers, now: Instant) -> io::Result<bool> {
+    fn tick(&mut self, answers: &mut Answers, now: Instant) -> io::Result<bool> {
         if self.answer.is_empty() && !self.has_request() && !self.read()? {
             return Ok(false);
         }
-        // Bounded by the buffer: anything that the reader sends meanwhile waits for the next turn.
+        // Bounded by the buffer: anything that the reader sends meanwhile waits for the next tick.
         loop {
             if self.answer.is_empty() && self.has_request() {
                 self.take_request(answers, now);

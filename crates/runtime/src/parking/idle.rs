@@ -2,8 +2,8 @@
 //!
 //! A worker that runs out of work *searches*; one that finds nothing *sleeps*. A thread that queues work
 //! wakes a sleeper, unless a worker is searching already: a searcher that finds work wakes the next one
-//! before it starts, and the last searcher looks once more after it has announced its sleep. So work is never
-//! left behind, and a burst of it wakes one worker after another instead of all at once.
+//! before it starts, and the last searcher checks all queues once more after it has announced its sleep. So
+//! work is never left behind, and a burst of it wakes one worker after another instead of all at once.
 //!
 //! ```text
 //!   running ── out of work (1) ──▶ searching ── nothing found (2) ──▶ sleeping
@@ -66,14 +66,14 @@ impl Idle {
         self.counts.fetch_sub(1, Ordering::SeqCst) & SEARCHERS == 1
     }
 
-    /// The worker goes to sleep. Returns whether it was the last searcher: it must then look at all queues
+    /// The worker goes to sleep. Returns whether it was the last searcher: it must then check all queues
     /// once more.
-    #[must_use = "work that came during the search is left behind if the last searcher does not look again"]
+    #[must_use = "work that came during the search is left behind if the last searcher does not check again"]
     pub(crate) fn begin_sleep(&self, worker: usize, was_searching: bool) -> bool {
         let mut sleepers = lock(&self.sleepers);
         sleepers.push(worker);
         let before = self.counts.fetch_add(SLEEPER - usize::from(was_searching), Ordering::SeqCst);
-        // Between the announcement and the caller's last look at the queues: see `choose`.
+        // Between the announcement and the caller's last check of the queues: see `choose`.
         fence(Ordering::SeqCst);
         was_searching && before & SEARCHERS == 1
     }
@@ -140,7 +140,7 @@ impl Idle {
     /// Chooses a sleeper to wake for work that was just queued, and makes it a searcher.
     pub(crate) fn choose(&self) -> Option<usize> {
         // Between our push to a queue, before this call, and the load. The fence in `begin_sleep`, between
-        // the announcement of a sleep and the last look at the queues, pairs with it: either we see the
+        // the announcement of a sleep and the last check of the queues, pairs with it: either we see the
         // sleeper, or it sees the work.
         fence(Ordering::SeqCst);
         if !is_needed(self.counts.load(Ordering::SeqCst)) {

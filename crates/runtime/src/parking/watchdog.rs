@@ -11,13 +11,13 @@ use super::timerfd::TimerFd;
 use crate::sync::{AtomicU64, Ordering};
 
 pub(crate) struct Watchdog {
-    /// Only a model looks at it from outside.
+    /// Only a model reads it from outside.
     pub(crate) timer: TimerFd,
     /// The time at which the watchdog fires, in nanoseconds; zero while it is not set. The last bit says that the sleeper
     /// set it itself, so that no other thread may postpone it. `Relaxed` for threads that run tasks: a stale
-    /// value makes the sleeper look once too often, or is detected by its age.
+    /// value makes the sleeper check once too often, or is detected by its age.
     due: AtomicU64,
-    /// The earliest time after the beginning of a poll at which the sleeper may look.
+    /// The earliest time after the beginning of a poll at which the sleeper may check.
     delay_ns: u64,
     /// The time at which all long polls so far will be forgotten: each one moves this on by a hundred times its length.
     forgotten_at: AtomicU64,
@@ -58,9 +58,9 @@ impl Watchdog {
         })
     }
 
-    /// Makes sure, when a poll begins, that the sleeper looks between one and two `delays` of the watchdog
+    /// Makes sure, when a poll begins, that the sleeper checks between one and two `delays` of the watchdog
     /// after `now`, or sooner if it must. One load if that is so already. `may_put_off` says whether an
-    /// earlier look that is due may be postponed because no other thread needs it.
+    /// earlier check that is due may be postponed because no other thread needs it.
     #[inline]
     pub(crate) fn guard(&self, now: u64, delays: u64, may_put_off: impl FnOnce() -> bool) {
         let delay = delays * self.delay_ns;
@@ -116,7 +116,7 @@ impl Watchdog {
         self.forgotten_at.load(Ordering::Relaxed) > now.saturating_add(ALERT_AHEAD_NS)
     }
 
-    /// No thread runs a task any more at `now`: the sleeper need not look. For a thread that goes to sleep
+    /// No thread runs a task any more at `now`: the sleeper need not check. For a thread that goes to sleep
     /// where events wake it. If a deadline comes soon, the watchdog is postponed beyond it by at least
     /// `delays`, as far as the next poll needs, so that the thread that wakes does not have to set it.
     pub(crate) fn stop(&self, now: u64, deadline: Option<u64>, delays: u64) {
@@ -157,7 +157,7 @@ impl Watchdog {
         self.due.load(Ordering::Relaxed)
     }
 
-    /// Makes the sleeper look after `delay`, whatever other threads do. Only the sleeper itself and the
+    /// Makes the sleeper check after `delay`, whatever other threads do. Only the sleeper itself and the
     /// shutdown call this.
     pub(crate) fn hold(&self, now: u64, delay: Duration) {
         let nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX / 4);
@@ -176,7 +176,7 @@ impl Watchdog {
     ///
     /// A thread may have read the old watchdog a moment before, found it sufficient, and begun a poll that
     /// the sleeper would have to see. So the sleeper must sleep for one more delay, which is longer than any
-    /// store takes to become visible, look once more, and only then sleep without a timer.
+    /// store takes to become visible, check once more, and only then sleep without a timer.
     pub(crate) fn begin_rest(&self) {
         self.due.store(0, Ordering::SeqCst);
         self.timer.wake_in(Duration::from_nanos(self.delay_ns));
@@ -184,7 +184,7 @@ impl Watchdog {
 
     /// Sleeps until the timer expires.
     pub(crate) fn sleep(&self) {
-        // A signal that ends the sleep makes the sleeper look once too often.
+        // A signal that ends the sleep makes the sleeper check once too often.
         if let Err(error) = self.timer.sleep() {
             tracing::error!(%error, "the supervisor's timer could not be read");
             crate::sync::thread::park_timeout(Duration::from_nanos(self.delay_ns));
@@ -221,11 +221,11 @@ mod tests {
         (watchdog.due.load(Ordering::Relaxed), HOUR * u32::try_from(hours).expect("few"))
     }
 
-    /// Goal: a poll that begins is looked at between one and two times what it asks for, by one load if that
+    /// Goal: a poll that begins is checked between one and two times what it asks for, by one load if that
     /// is so already; sooner only if the sleeper wants it itself, or others need it. Method: watchdogs around
     /// each bound, for a poll that asks for two delays.
     #[test]
-    fn a_poll_is_looked_at_in_time() {
+    fn a_poll_is_checked_in_time() {
         let delay = 2 * D;
         let right = [
             (NOW + delay, NOW, true, "the first moment"),

@@ -1,4 +1,4 @@
-//! A run as a page to look at.
+//! A run as a page to read.
 
 use std::{env, ffi::OsString, fs, io, path::PathBuf};
 

@@ -179,7 +179,7 @@ impl<'a> Mapping<'a> {
 /// Returns the function at an address, and before it those that are inlined there.
 fn name(call: FrameAddress) -> Vec<Frame> {
     let address = call.address();
-    // `resolve` expects an address that is returned to, and looks at the instruction before.
+    // `resolve` expects an address that is returned to, and inspects the instruction before.
     let returns_to = if call.is_return_address() { address } else { address.wrapping_add(1) };
     let mut frames = Vec::new();
     let pointer = ptr::without_provenance_mut(usize::try_from(returns_to).unwrap_or(0));

@@ -1,7 +1,7 @@
 //! Checkpoints: how a computing loop lets events through.
 //!
 //! Most calls only decrement a counter. When it reaches zero, the clock is read; when enough time has passed
-//! since the last look, the poller is asked with a system call that does not block. The counter adapts to how
+//! since the last poll pass, the poller is asked with a system call that does not block. The counter adapts to how
 //! often checkpoints come, so that the clock is read about every 2 µs.
 
 use std::{
@@ -27,7 +27,7 @@ struct Counter {
     left: Cell<u32>,
     reload: Cell<u32>,
     clock_read: Cell<u64>,
-    /// The time at which the poller was last asked or events were last looked for.
+    /// The time at which the poller was last asked or events were last polled for.
     asked: Cell<u64>,
 }
 

@@ -23,7 +23,7 @@ use crate::{
 ///
 /// # Cost
 /// A task in a set costs one short lock and one wake-up more when it ends. [`join_next`](Self::join_next)
-/// looks only at tasks that have ended and at local ones.
+/// checks only tasks that have ended and local ones.
 ///
 /// # Examples
 /// ```

@@ -159,7 +159,7 @@ impl Builder {
     }
 }
 
-/// Lets other tasks run, and the scheduler look for events if a look is due.
+/// Lets other tasks run, and the scheduler poll for events if a poll pass is due.
 ///
 /// # Cost
 /// One task switch: no allocation, no system call. A task that yields repeatedly moves to the compute lane,

@@ -416,17 +416,17 @@ mod tests {
         }
     }
 
-    /// Goal: say what it takes to enter a task and to let it go, and how much of that are the two turns of the
-    /// lock. Method: many of them, on one thread; nothing is judged.
+    /// Goal: say what it takes to enter a task and to let it go, and how much of that is taking the lock
+    /// twice. Method: many of them, on one thread; nothing is judged.
     #[test]
     #[ignore = "measures, and judges nothing"]
     fn what_a_place_costs() {
         const COUNT: u32 = 2_000_000;
         let live = LiveTasks::new();
         let waker = Waker::noop();
-        let each = |what: &str, turn: &mut dyn FnMut()| {
+        let each = |what: &str, step: &mut dyn FnMut()| {
             let began = vigie_detect::clock::monotonic_now();
-            (0..COUNT).for_each(|_| turn());
+            (0..COUNT).for_each(|_| step());
             let took = vigie_detect::clock::monotonic_now() - began;
             println!("{what}: {:.1} ns", took.as_secs_f64() * 1e9 / f64::from(COUNT));
         };
@@ -434,7 +434,7 @@ mod tests {
             drop(live.enter(None, |membership, _| (membership, waker.clone(), ())));
         });
         let mutex = Mutex::new(());
-        each("two turns of a lock", &mut || {
+        each("a lock, taken twice", &mut || {
             drop(lock(&mutex));
             drop(lock(&mutex));
         });

@@ -350,7 +350,7 @@ mod tests {
         }
         assert_eq!(thread.poll(4_000, 2_000, 10_000_000), 2_000);
         assert_eq!(thread.poll(4_000, 80_000, 0), 80_000);
-        assert_eq!(thread.poll(10_000_000, 80_000, 30_000), 80_000, "after a long look");
+        assert_eq!(thread.poll(10_000_000, 80_000, 30_000), 80_000, "after a long poll pass");
     }
 
     /// Goal: sleeps of the thread do not make the next poll cheaper. Method: a long poll after short sleeps.

@@ -120,8 +120,8 @@ impl HybridShared {
     /// Queues another task, as `HybridShared::schedule_here` does, and waits until it has run.
     fn wait_for_another(&self, local: &Local<Self>) {
         let (cause, is_short) = (local.cause.get(), local.is_short.get());
-        let turn_began = local.switched_at.get();
-        let waking = WakeContext { cause, was_running: false, is_short, turn_began };
+        let switched_at = local.switched_at.get();
+        let waking = WakeContext { cause, was_running: false, is_short, switched_at };
         self.queue_here(&local.own(), Runnable::new(Task::Ends), Some(RANK), waking);
         // The supervisor's look, if it was asked for one.
         if self.watchdog.timer.take().is_some() {

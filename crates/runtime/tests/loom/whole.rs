@@ -470,7 +470,7 @@ fn tasks_behind_polls_are_seen_to() {
             let own = OwnQueues { reacting: &queues[0], worker: of_worker.then_some(0) };
             let rank = (!reacts).then_some(RANK);
             let cause = if is_polled { Cause::Poll } else { Cause::Detection };
-            let waking = WakeContext { cause, was_running, is_short, turn_began: NOW.as_nanos() };
+            let waking = WakeContext { cause, was_running, is_short, switched_at: NOW.as_nanos() };
             model.queue_here(&own, Task::Ends, rank, waking);
 
             // A reserve thread has no compute lane of its own.

@@ -14,7 +14,7 @@ use super::{
 
 /// The thread looks for events at such intervals, and a look takes so long.
 const LOOK_EVERY_NS: u64 = 50 * US;
-const LOOK_NS: u64 = 2 * US;
+const PASS_NS: u64 = 2 * US;
 
 struct Alike<'a> {
     world: &'a World,
@@ -44,7 +44,7 @@ impl Alike<'_> {
         };
         let rank = order::choose_rank(&self.accounts[task], None, false, now, limits);
         let cause = Cause::Detection;
-        let waking = WakeContext { cause, was_running: false, is_short: true, turn_began: now };
+        let waking = WakeContext { cause, was_running: false, is_short: true, switched_at: now };
         self.world.queue_here(&own, task, rank, waking);
     }
 
@@ -61,7 +61,7 @@ impl Alike<'_> {
         while self.now < end {
             if self.now >= look_at {
                 ended.drain(..).for_each(|task| self.wake(task));
-                self.now += LOOK_NS;
+                self.now += PASS_NS;
                 look_at = self.now + LOOK_EVERY_NS;
             }
             let next = turns.next(self.world, &self.own(), Instant::from_nanos(self.now));

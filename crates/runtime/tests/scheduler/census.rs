@@ -36,7 +36,7 @@ pub(crate) fn world_and_queues() -> (World, Vec<Queue<usize>>) {
         has_tick: false,
         long_poll: LONG_POLL,
         quantum: QUANTUM,
-        look_ns: 50_000,
+        pass_interval_ns: 50_000,
         length_ns: 0,
         polls_max: 0,
     };
@@ -93,7 +93,7 @@ fn late_brief_polls_are_left_to_workers_that_switch() {
         let (orders, needs_more) = census.decide(&world, false, since, QUANTUM);
         assert_eq!(orders, calls, "{case}");
         assert_eq!(world.worker_slot(0).is_caught(now, 200_000), counts, "{case}");
-        census.plan_next_look(&world, now, (needs_more, false), (false, LONG_POLL));
+        census.plan_next_check(&world, now, (needs_more, false), (false, LONG_POLL));
         assert_eq!(world.watchdog().timer.left(), again, "{case}");
     }
 }
@@ -131,7 +131,7 @@ fn what_waits_for_relief_is_looked_at_again() {
             queues[0].push(0);
         }
         let census = Census::take(&world, now, LONG_POLL);
-        census.plan_next_look(&world, now, (false, false), (is_watched, LONG_POLL));
+        census.plan_next_check(&world, now, (false, false), (is_watched, LONG_POLL));
         assert_eq!(world.watchdog().timer.left(), again, "{waits} {is_watched}");
     }
 }
@@ -344,7 +344,7 @@ fn the_next_look_follows_what_was_seen() {
             world.injected().compute.push(0, Rank { place: 0, needs_ns: 0, is_short: false });
         }
         let census = Census::take(&world, now, LONG_POLL);
-        census.plan_next_look(&world, now, (needs_more, false), (true, LONG_POLL));
+        census.plan_next_check(&world, now, (needs_more, false), (true, LONG_POLL));
         assert_eq!(world.watchdog().timer.left(), expected, "{is_caught} {waits} {needs_more}");
     }
 }

@@ -258,8 +258,8 @@ impl Checks {
     }
 
     pub(crate) fn base_ns(&self) -> u64 {
-        let Options { wake_ns, look_ns, .. } = self.options;
-        3 * self.options.long_poll_ns() + 3 * wake_ns + START_NS + look_ns + SLACK_NS
+        let Options { wake_ns, pass_interval_ns, .. } = self.options;
+        3 * self.options.long_poll_ns() + 3 * wake_ns + START_NS + pass_interval_ns + SLACK_NS
     }
 
     /// Returns whether a poll has ended in the last second that had computed for long.

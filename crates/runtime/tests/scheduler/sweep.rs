@@ -24,7 +24,7 @@ fn machine(workers: usize, cores: usize, seed: u64) -> Options {
         has_tick: false,
         long_poll: Duration::from_micros(200),
         quantum: Duration::from_millis(1),
-        look_ns: 50 * US,
+        pass_interval_ns: 50 * US,
         length_ns: 300 * MS,
         polls_max: 1_000_000,
     }

@@ -15,7 +15,7 @@ use super::{
     kernel::Kernel,
     lane::{self, Cause, Credit, Lane},
     loads::Act,
-    world::{CALL_NS, LOOK_NS, Local, Options, Parker, START_NS, SWITCH_NS, Task, World},
+    world::{CALL_NS, PASS_NS, Local, Options, Parker, START_NS, SWITCH_NS, Task, World},
 };
 
 /// As by default.
@@ -71,7 +71,7 @@ impl Thread {
                 now = self.world.now();
                 self.turns.note_wake(Instant::from_nanos(now));
                 self.local.switched_at.set(now);
-                self.world.last_look.set(now);
+                self.world.last_pass.set(now);
             }
         }
     }
@@ -120,7 +120,7 @@ impl Thread {
             }
             self.local.switched_at.set(world.now());
             world.watchers.borrow_mut().retain(|watcher| *watcher != place);
-            world.next_look.set(world.now() + world.options.look_ns);
+            world.next_pass.set(world.now() + world.options.pass_interval_ns);
             world.deliver(&self.local);
         } else if !is_reserve {
             world.parker(place).set(Parker::OnThread);
@@ -133,13 +133,13 @@ impl Thread {
     }
 
     async fn poll_if_due(&self, now: u64) -> u64 {
-        if !self.world.is_look_due(now) {
+        if !self.world.is_pass_due(now) {
             return now;
         }
         self.local.cause.set(Cause::Detection);
         self.local.switched_at.set(self.world.now());
         self.world.detect(&self.local, self.local.worker.is_none());
-        self.kernel.compute(self.local.place, LOOK_NS).await;
+        self.kernel.compute(self.local.place, PASS_NS).await;
         let now = self.world.now();
         self.local.switched_at.set(now);
         now
@@ -164,7 +164,7 @@ impl Thread {
         world.checks.borrow_mut().note_put_back(now);
         world.checks.borrow_mut().note_queued(now, Lane::Compute);
         let cause = Cause::Poll;
-        let waking = WakeContext { cause, was_running: false, is_short: false, turn_began: now };
+        let waking = WakeContext { cause, was_running: false, is_short: false, switched_at: now };
         world.queue_here(&self.local.own(), task, Some(rank), waking);
         true
     }
@@ -348,7 +348,7 @@ pub(crate) async fn supervise(world: Rc<World>) {
         give_long_slices(&world, now);
         teach(&world, now);
         let watched = (world.is_watched(), long_poll);
-        census.plan_next_look(&*world, now, (needs_more, was_resting), watched);
+        census.plan_next_check(&*world, now, (needs_more, was_resting), watched);
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct Options {
     pub(crate) has_tick: bool,
     pub(crate) long_poll: Duration,
     pub(crate) quantum: Duration,
-    pub(crate) look_ns: u64,
+    pub(crate) pass_interval_ns: u64,
     /// How long the sources send events.
     pub(crate) length_ns: u64,
     /// They end earlier after this many polls, unless a load needs more.
@@ -64,7 +64,7 @@ pub(crate) const START_NS: u64 = 60_000;
 
 /// The costs of a switch, a look and a system call.
 pub(crate) const SWITCH_NS: u64 = 300;
-pub(crate) const LOOK_NS: u64 = 1_500;
+pub(crate) const PASS_NS: u64 = 1_500;
 pub(crate) const CALL_NS: u64 = 1_000;
 
 pub(crate) struct Task {
@@ -138,8 +138,8 @@ pub(crate) struct World {
     /// The sleepers in the poller: an event wakes the last of them.
     pub(crate) watchers: RefCell<Vec<usize>>,
     pub(crate) is_rung: Cell<bool>,
-    pub(crate) next_look: Cell<u64>,
-    pub(crate) last_look: Cell<u64>,
+    pub(crate) next_pass: Cell<u64>,
+    pub(crate) last_pass: Cell<u64>,
     pub(crate) last_gap: Cell<u64>,
     /// Events that no thread has seen: their tasks.
     events: RefCell<VecDeque<usize>>,
@@ -272,8 +272,8 @@ impl World {
             parkers: vec![Cell::new(Parker::Awake); count],
             watchers: RefCell::default(),
             is_rung: Cell::new(false),
-            next_look: Cell::new(0),
-            last_look: Cell::new(0),
+            next_pass: Cell::new(0),
+            last_pass: Cell::new(0),
             last_gap: Cell::new(0),
             events: RefCell::default(),
             tasks: RefCell::default(),
@@ -385,8 +385,8 @@ impl World {
         self.queued_count.set(self.queued_count.get() + 1);
         let is_in_poll = |local: &&Local| local.cause.get() == Cause::Poll && !was_running;
         let ready = local.filter(is_in_poll).is_none().then(|| self.now());
-        let turn_began = local.map_or_else(|| self.now(), |local| local.switched_at.get());
-        let now = cell.account.woken_at(ready, turn_began, || self.now());
+        let switched_at = local.map_or_else(|| self.now(), |local| local.switched_at.get());
+        let now = cell.account.woken_at(ready, switched_at, || self.now());
         cell.ready_at.set(self.now());
         let woken_ns =
             local.filter(|local| local.cause.get() == Cause::Poll).map(|local| &local.woken_ns);
@@ -402,7 +402,7 @@ impl World {
         match local {
             Some(local) => {
                 let (cause, is_short) = (local.cause.get(), local.is_short.get());
-                let waking = WakeContext { cause, was_running, is_short, turn_began };
+                let waking = WakeContext { cause, was_running, is_short, switched_at };
                 self.queue_here(&local.own(), task, rank, waking);
             }
             None => self.queue_from_outside(task, rank, now),
@@ -451,20 +451,20 @@ impl World {
         !self.watchers.borrow().is_empty()
     }
 
-    pub(crate) fn is_look_due(&self, now: u64) -> bool {
-        self.is_rung.get() || now >= self.next_look.get()
+    pub(crate) fn is_pass_due(&self, now: u64) -> bool {
+        self.is_rung.get() || now >= self.next_pass.get()
     }
 
     /// Looks between two polls: what `Driver::detect` does.
     pub(crate) fn detect(&self, local: &Local, is_watcher: bool) {
         let now = self.now();
         if !is_watcher {
-            let last = self.last_look.replace(now);
-            if now - last > self.options.look_ns * 3 / 2 {
+            let last = self.last_pass.replace(now);
+            if now - last > self.options.pass_interval_ns * 3 / 2 {
                 self.last_gap.set(now);
             }
         }
-        self.next_look.set(now + self.options.look_ns);
+        self.next_pass.set(now + self.options.pass_interval_ns);
         if !self.is_watched() {
             self.deliver(local);
         }
@@ -484,7 +484,7 @@ impl World {
 
     /// What `supervisor::is_steady` says.
     pub(crate) fn is_steady(&self, now: Instant) -> bool {
-        let [look, gap] = [&self.last_look, &self.last_gap].map(|at| Instant::from_nanos(at.get()));
+        let [look, gap] = [&self.last_pass, &self.last_gap].map(|at| Instant::from_nanos(at.get()));
         order::is_steady(now, look, gap, self.options.long_poll)
     }
 

@@ -1,4 +1,4 @@
-//! The supervisor's census of all threads, from which it decides which threads to call and when to look again.
+//! The supervisor's census of all threads, from which it decides which threads to call and when to check again.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::lane::Account;
 
-/// The interval between the supervisor's looks while threads are inside long polls, another thread watches, and nothing
+/// The interval between the supervisor's checks while threads are inside long polls, another thread watches, and nothing
 /// waits: as late as the watchdog for a brief poll of a reserve thread may fire, so that such polls do not
 /// set it.
 const BACKSTOP: Duration = Duration::from_millis(2);
@@ -40,7 +40,7 @@ const SHORT_RESERVES: usize = 4;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SupervisorHistory {
     /// The length of a long poll.
-    pub(crate) look: Duration,
+    pub(crate) long_poll: Duration,
     /// The number of long polls since a reserve thread was called.
     pub(crate) call: u128,
     /// The time since a reserve thread was last allowed to take any task.
@@ -59,7 +59,7 @@ pub(crate) struct Census {
     /// A thread was found asleep for the first time.
     must_ask_again: bool,
     /// A brief poll is late for the first time, and no other worker switches.
-    must_look_again: bool,
+    must_check_again: bool,
     /// A brief poll is late, and the switching worker has not yet taken all that waits behind it.
     leaves_some: bool,
     free_reserves: usize,
@@ -102,7 +102,7 @@ pub(crate) fn was_brief(account: &Account) -> bool {
 }
 
 impl Census {
-    /// Looks at all threads, and checks whether those inside long polls sleep in the kernel.
+    /// Reads the slots of all threads, and checks whether those inside long polls sleep in the kernel.
     pub(crate) fn take(parts: &impl Parts, now: Instant, long_poll: Duration) -> Self {
         let long_poll = u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX);
         let mut census = Self {
@@ -137,7 +137,7 @@ impl Census {
                 } else if parts.idle().has_sleepers() {
                     worker_slot.take_as_caught(began);
                 } else {
-                    census.must_look_again |= worker_slot.doubt(began);
+                    census.must_check_again |= worker_slot.doubt(began);
                 }
             }
 
@@ -182,7 +182,7 @@ impl Census {
     }
 
     /// Decides which threads to call; `is_unwatched` says whether no thread would see an event in time. Also
-    /// returns whether to look again soon: a thread is called, or a needed one may come unasked.
+    /// returns whether to check again soon: a thread is called, or a needed one may come unasked.
     pub(crate) fn decide(
         self,
         parts: &impl Parts,
@@ -221,12 +221,12 @@ impl Census {
             // Those that replace sleeping workers count as workers.
             computing_reserves: self.computing_reserves.saturating_sub(self.sleeping_workers),
             delayed_reserves: self.delayed_reserves,
-            delayed_looks: self.delayed_for.as_nanos() / since.look.as_nanos().max(1),
+            delayed_long_polls: self.delayed_for.as_nanos() / since.long_poll.as_nanos().max(1),
             reaction_waits: self.reaction_waits,
             waiting_count: self.waiting_count,
             short_waits,
             vacancies: self.vacancies(parts),
-            looks_since_call: since.call,
+            long_polls_since_call: since.call,
         };
 
         let orders = need::decide(&situation);
@@ -241,11 +241,11 @@ impl Census {
     }
 
     /// Returns whether recently called threads run tasks that may sleep in the kernel as others do, while
-    /// more tasks wait for them: if each were noticed only at the next usual look, a burst of blocking calls
-    /// would wait one look per call.
-    fn may_have_to_grow(self, parts: &impl Parts, looks_since_call: u128) -> bool {
+    /// more tasks wait for them: if each were noticed only at the next usual check, a burst of blocking calls
+    /// would wait one check per call.
+    fn may_have_to_grow(self, parts: &impl Parts, long_polls_since_call: u128) -> bool {
         let sleeps = parts.blocked().count() > 0;
-        sleeps && self.has_young_poll && self.waiting_count > 0 && looks_since_call < CALLED_LATELY
+        sleeps && self.has_young_poll && self.waiting_count > 0 && long_polls_since_call < CALLED_LATELY
     }
 
     /// Returns what reserve threads may run now.
@@ -263,7 +263,7 @@ impl Census {
             ReserveMode::AnyOne
         } else if !self.do_all_compute_for(parts, quantum.saturating_mul(LONG)) {
             ReserveMode::Nothing
-        } else if self.short_reserves >= SHORT_RESERVES && since.call < need::LOOKS_MAX {
+        } else if self.short_reserves >= SHORT_RESERVES && since.call < need::CALL_DELAY_MAX {
             ReserveMode::NoMoreShort
         } else {
             ReserveMode::Short
@@ -290,8 +290,8 @@ impl Census {
         blocked.vacancies() + if self.reaction_waits { blocked.extra() } else { 0 }
     }
 
-    /// Sets the watchdog for the next look. `was_resting` says that it was not set for this one.
-    pub(crate) fn plan_next_look(
+    /// Sets the watchdog for the next check. `was_resting` says that it was not set for this one.
+    pub(crate) fn plan_next_check(
         self,
         parts: &impl Parts,
         now: Instant,
@@ -299,17 +299,17 @@ impl Census {
         (is_watched, long_poll): (bool, Duration),
     ) {
         let watchdog = parts.watchdog();
-        if needs_more || self.must_look_again {
+        if needs_more || self.must_check_again {
             watchdog.hold(now.as_nanos(), long_poll / 2);
         } else if self.caught > 0 || self.leaves_some {
-            watchdog.hold(now.as_nanos(), self.next_look(is_watched, long_poll));
+            watchdog.hold(now.as_nanos(), self.next_check(is_watched, long_poll));
         } else if !was_resting {
             watchdog.begin_rest();
         }
     }
 
-    /// Returns when to look again while threads are inside long polls and none was called.
-    fn next_look(self, is_watched: bool, long_poll: Duration) -> Duration {
+    /// Returns when to check again while threads are inside long polls and none was called.
+    fn next_check(self, is_watched: bool, long_poll: Duration) -> Duration {
         if self.has_young_poll && !is_watched {
             // It began after the watchdog fired, and did not set it again.
             long_poll

@@ -47,7 +47,7 @@ impl DeadlockWatch {
     /// Checks at `now`. `is_possible` says that no more threads may be created, and that all of them were
     /// found asleep; `measure` returns the fingerprint if any task or event waits. Returns whether that is a
     /// deadlock, as far as is known: once, until something moves.
-    pub(crate) fn look(
+    pub(crate) fn check(
         &mut self,
         now: Instant,
         is_possible: bool,
@@ -99,7 +99,7 @@ mod tests {
         Some(standstill)
     }
 
-    /// Looks each millisecond from `from` to `to`, and returns when it was told.
+    /// Checks each millisecond from `from` to `to`, and returns when it was told.
     fn told(
         watch: &mut DeadlockWatch,
         (from, to): (u64, u64),
@@ -107,7 +107,7 @@ mod tests {
     ) -> Vec<u64> {
         let is_reported = |&millis: &u64| {
             let (is_possible, standstill) = seen(millis);
-            watch.look(at(millis), is_possible, || standstill)
+            watch.check(at(millis), is_possible, || standstill)
         };
         (from..to).filter(is_reported).collect()
     }
@@ -147,13 +147,13 @@ mod tests {
     }
 
     /// Goal: clocks are read four times a second at most, and only where a deadlock is possible. Method: the readings
-    /// of a look in each millisecond are counted.
+    /// of a check in each millisecond are counted.
     #[test]
     fn clocks_are_read_rarely() {
         for (is_possible, expected) in [(true, 12), (false, 0)] {
             let (mut watch, mut readings) = (DeadlockWatch::default(), 0);
             for millis in 0..3_000 {
-                watch.look(at(millis), is_possible, || {
+                watch.check(at(millis), is_possible, || {
                     readings += 1;
                     stands(7, 9)
                 });

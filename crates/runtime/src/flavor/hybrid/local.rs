@@ -41,11 +41,11 @@ pub(super) struct Local<S> {
     /// The expected time of the tasks that the present poll has woken, in nanoseconds.
     pub(super) woken_ns: Cell<u64>,
     pub(super) sampler: Sampler,
-    /// The wake-ups by the present look or sleep.
+    /// The wake-ups by the present poll pass or sleep.
     pub(super) woken_at: Cell<Woken>,
 }
 
-/// The tasks that a look has woken: none, one or several, and the time of the first.
+/// The tasks that a poll pass has woken: none, one or several, and the time of the first.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Woken {
     None,
@@ -59,14 +59,14 @@ impl<S> Local<S> {
         OwnQueues { reacting: &self.reacting, worker: self.worker }
     }
 
-    /// From now on, events wake tasks. Tasks that an earlier look woke may have run elsewhere.
+    /// From now on, events wake tasks. Tasks that an earlier poll pass woke may have run elsewhere.
     pub(super) fn begin_detection(&self) {
         self.cause.set(Cause::Detection);
         self.woken_at.set(Woken::None);
     }
 
-    /// Returns when the present look or sleep first woke a task. A look wakes its tasks one right after the other, so this is the time of
-    /// all of them.
+    /// Returns when the present poll pass or sleep first woke a task. A poll pass wakes its tasks one right after the other, so this
+    /// is the time of all of them.
     pub(super) fn first_woken_at(&self) -> Option<u64> {
         match self.woken_at.get() {
             Woken::One(nanos) | Woken::Several(nanos) if self.cause.get() == Cause::Detection => {

@@ -1,7 +1,7 @@
 //! The hybrid flavor: many tasks over a few kernel threads, with work stealing.
 //!
-//! Each worker has a queue per lane, from which the others may steal. Between polls it looks at the detection
-//! server when a look is due, and runs the tasks that this wakes. A worker without work sleeps in the poller
+//! Each worker has a queue per lane, from which the others may steal. Between polls it makes a poll pass when
+//! one is due, and runs the tasks that this wakes. A worker without work sleeps in the poller
 //! if no other thread does, otherwise on its thread.
 //!
 //! No task delays another one's event: when every thread that could watch is inside a long poll, a supervisor

@@ -11,7 +11,7 @@ pub(crate) struct Situation {
     pub(crate) workers: usize,
     /// A worker sleeps for lack of work.
     pub(crate) has_idle_worker: bool,
-    /// No thread is in the poller, and none looks as often as events need it.
+    /// No thread is in the poller, and none polls as often as events need it.
     pub(crate) is_unwatched: bool,
     /// A reserve thread is in the poller.
     pub(crate) has_sentinel: bool,
@@ -22,7 +22,7 @@ pub(crate) struct Situation {
     /// Reserve threads whose polls are long because they wait for a processor, as far as is known.
     pub(crate) delayed_reserves: usize,
     /// The number of long polls for which the one of them that began last has waited.
-    pub(crate) delayed_looks: u128,
+    pub(crate) delayed_long_polls: u128,
     /// A reaction waits behind a long poll.
     pub(crate) reaction_waits: bool,
     /// The number of tasks of both lanes that wait behind long polls or for any thread.
@@ -33,7 +33,7 @@ pub(crate) struct Situation {
     /// Threads that sleep in the kernel and are not replaced.
     pub(crate) vacancies: usize,
     /// The number of long polls since a reserve thread was called.
-    pub(crate) looks_since_call: u128,
+    pub(crate) long_polls_since_call: u128,
 }
 
 impl Situation {
@@ -47,20 +47,20 @@ impl Situation {
     /// limit, so that long polls do not cause a crowd of threads.
     fn is_too_soon(&self) -> bool {
         let caught = self.computing_reserves.min(8);
-        let looks = if self.is_unwatched || self.reaction_waits {
-            (1 << caught).min(LOOKS_MAX_EVENTS)
+        let delay = if self.is_unwatched || self.reaction_waits {
+            (1 << caught).min(CALL_DELAY_MAX_EVENTS)
         } else {
-            (1 << (2 * caught)).min(LOOKS_MAX)
+            (1 << (2 * caught)).min(CALL_DELAY_MAX)
         };
-        caught > 0 && self.looks_since_call < looks
+        caught > 0 && self.long_polls_since_call < delay
     }
 }
 
 /// The longest delay of a call for events, in long polls: some 3 ms by default.
-const LOOKS_MAX_EVENTS: u128 = 16;
+const CALL_DELAY_MAX_EVENTS: u128 = 16;
 
 /// The longest delay of a call for short tasks, in long polls: some 25 ms by default.
-pub(crate) const LOOKS_MAX: u128 = 128;
+pub(crate) const CALL_DELAY_MAX: u128 = 128;
 
 /// The tasks that reserve threads run besides reactions, unless they compute in the place of a sleeping thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,21 +107,21 @@ pub(crate) fn decide(seen: &Situation) -> WakePlan {
         orders.wakes_worker = seen.is_unwatched || seen.waiting_count > 0;
         return orders;
     }
-    // Reserve threads that will look for work in a moment.
+    // Reserve threads that will search for work in a moment.
     let awake = seen.free_reserves - usize::from(seen.has_sentinel && seen.free_reserves > 0);
     let serves_events = seen.is_unwatched || seen.reaction_waits;
     // A thread that waits for a processor is replaced, since one that was asleep gets a processor sooner. But
     // more threads would only wait too, so it is not replaced until those that are there have waited for
     // long: the longer, the more they are.
-    let backoff = (LOOKS_MAX_EVENTS * seen.delayed_reserves as u128).min(LOOKS_MAX);
-    let have_waited = seen.looks_since_call.min(seen.delayed_looks) >= backoff;
+    let backoff = (CALL_DELAY_MAX_EVENTS * seen.delayed_reserves as u128).min(CALL_DELAY_MAX);
+    let have_waited = seen.long_polls_since_call.min(seen.delayed_long_polls) >= backoff;
     let delayed = if have_waited { 0 } else { seen.delayed_reserves.saturating_sub(1) };
     let on_their_way = awake + delayed;
     if (serves_events || seen.short_waits) && on_their_way == 0 && !seen.is_too_soon() {
         orders.wakes_sentinel = seen.has_sentinel;
         orders.activates = usize::from(!seen.has_sentinel);
     }
-    // In a burst of blocking calls, the number of threads at most doubles at each look, so that a short wait
+    // In a burst of blocking calls, the number of threads at most doubles at each check, so that a short wait
     // does not cause a crowd.
     let running = awake + seen.delayed_reserves;
     let substitutes = seen.vacancies.min(seen.waiting_count).saturating_sub(running);
@@ -190,8 +190,8 @@ mod tests {
         assert_eq!(decide(&seen), activated(1));
         let caught = Situation { computing_reserves: 1, ..seen };
         assert_eq!(decide(&caught), WakePlan::default());
-        assert_eq!(decide(&Situation { looks_since_call: 4, ..caught }), activated(1));
-        let crowd = Situation { computing_reserves: 500, looks_since_call: LOOKS_MAX, ..seen };
+        assert_eq!(decide(&Situation { long_polls_since_call: 4, ..caught }), activated(1));
+        let crowd = Situation { computing_reserves: 500, long_polls_since_call: CALL_DELAY_MAX, ..seen };
         assert_eq!(decide(&crowd), activated(1), "it is put off, never refused");
     }
 
@@ -202,21 +202,21 @@ mod tests {
         assert_eq!(decide(&Situation { delayed_reserves: 1, ..seen }), activated(1));
         let two = Situation { delayed_reserves: 2, ..seen };
         assert_eq!(decide(&two), WakePlan::default());
-        assert!(two.needs_somebody(), "the supervisor looks again");
-        for (delayed_reserves, looks) in [(2, 32), (5, 80), (8, 128), (500, 128)] {
-            for (looks_since_call, delayed_looks) in [(looks - 1, looks), (looks, looks - 1)] {
-                let before = Situation { delayed_reserves, looks_since_call, delayed_looks, ..two };
+        assert!(two.needs_somebody(), "the supervisor checks again");
+        for (delayed_reserves, delay) in [(2, 32), (5, 80), (8, 128), (500, 128)] {
+            for (long_polls_since_call, delayed_long_polls) in [(delay - 1, delay), (delay, delay - 1)] {
+                let before = Situation { delayed_reserves, long_polls_since_call, delayed_long_polls, ..two };
                 assert_eq!(decide(&before), WakePlan::default(), "{delayed_reserves}");
             }
-            let (looks_since_call, delayed_looks) = (looks, looks);
-            let long = Situation { delayed_reserves, looks_since_call, delayed_looks, ..two };
+            let (long_polls_since_call, delayed_long_polls) = (delay, delay);
+            let long = Situation { delayed_reserves, long_polls_since_call, delayed_long_polls, ..two };
             assert_eq!(decide(&long), activated(1));
         }
         assert_eq!(
             decide(&Situation {
                 computing_reserves: 1,
                 delayed_reserves: 1,
-                looks_since_call: 2,
+                long_polls_since_call: 2,
                 ..seen
             }),
             activated(1)
@@ -228,10 +228,10 @@ mod tests {
     #[test]
     fn long_reactions_make_no_crowd() {
         let seen = Situation { is_unwatched: true, computing_reserves: 3, ..busy() };
-        assert_eq!(decide(&Situation { looks_since_call: 7, ..seen }), WakePlan::default());
+        assert_eq!(decide(&Situation { long_polls_since_call: 7, ..seen }), WakePlan::default());
         assert!(seen.needs_somebody());
-        assert_eq!(decide(&Situation { looks_since_call: 8, ..seen }), activated(1));
-        let crowd = Situation { computing_reserves: 500, looks_since_call: 16, ..seen };
+        assert_eq!(decide(&Situation { long_polls_since_call: 8, ..seen }), activated(1));
+        let crowd = Situation { computing_reserves: 500, long_polls_since_call: 16, ..seen };
         assert_eq!(decide(&crowd), activated(1), "it is put off, never refused");
         let first = Situation { computing_reserves: 0, ..seen };
         assert_eq!(decide(&first), activated(1), "the first one comes at once");

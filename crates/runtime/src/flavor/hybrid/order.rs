@@ -25,7 +25,7 @@ use crate::{
     sync::{AtomicCell, Ordering},
 };
 
-/// After how many delays of the watchdog the supervisor looks if a long poll blocks events or reacting tasks, and if it blocks only
+/// After how many delays of the watchdog the supervisor checks if a long poll blocks events or reacting tasks, and if it blocks only
 /// computation.
 pub(crate) const SOON: u64 = 1;
 const LATER: u64 = 5;
@@ -48,7 +48,7 @@ fn late_ns(long_poll_ns: u64) -> u64 {
 /// A worker's absence counts for no more than this.
 const AWAY_NS: u64 = 1_000_000;
 
-/// The time for which looks must have come regularly before workers are trusted to look unprompted.
+/// The time for which poll passes must have come regularly before workers are trusted to poll unprompted.
 const STEADY: Duration = Duration::from_millis(2);
 
 /// This many short sleeps in a row make a conversation: the next one is expected to be short too. If it is not, the watchdog fires
@@ -74,8 +74,8 @@ pub(crate) struct WakeContext {
     pub(crate) was_running: bool,
     /// The task that is polled usually has short polls.
     pub(crate) is_short: bool,
-    /// The time at which the poll or the look began.
-    pub(crate) turn_began: u64,
+    /// The time at which the poll or the poll pass began.
+    pub(crate) switched_at: u64,
 }
 
 /// The parts of a runtime that its threads share, and the decisions that depend on them alone. A *place* is the index of a thread:
@@ -139,7 +139,7 @@ pub(crate) trait Parts {
             && !waking.was_running
             && (waking.is_short || !self.idle().may_need_waking() || !self.wake_one())
         {
-            let (watchdog, now) = (self.watchdog(), waking.turn_began);
+            let (watchdog, now) = (self.watchdog(), waking.switched_at);
             let delays = match rank {
                 None if waking.is_short => delays_of_brief(watchdog, now),
                 None => SOON,
@@ -268,13 +268,13 @@ pub(crate) fn rank_of_late(
     (!account.is_credit_sufficient(now)).then(|| rank(account, false, now, quantum))
 }
 
-/// Returns whether a task's polls have shown that they end before the supervisor would look.
+/// Returns whether a task's polls have shown that they end before the supervisor would check.
 pub(crate) fn is_brief(account: &Account, is_proven: bool, long_poll_ns: u64) -> bool {
     let most = BRIEF_NS.min(long_poll_ns / 2);
     is_proven && account.usual_ns().is_some_and(|usual| u64::from(usual) <= most)
 }
 
-/// Returns after how many delays of the watchdog the supervisor looks if a worker polls a brief task: soon if any poll was long
+/// Returns after how many delays of the watchdog the supervisor checks if a worker polls a brief task: soon if any poll was long
 /// lately, since a task that computes now and then cannot be told from one that never does.
 fn delays_of_brief(watchdog: &Watchdog, now: u64) -> u64 {
     if watchdog.is_alert(now) { SOON } else { BRIEF }
@@ -285,14 +285,14 @@ pub(crate) fn has_short_polls(account: &Account, is_trusted: bool) -> bool {
     is_trusted && account.usual_ns().is_some_and(|usual| usual <= SHORT_NS)
 }
 
-/// Returns whether the threads that run tasks look for events often enough, given when a look last came, and when one last came late.
+/// Returns whether the threads that run tasks poll for events often enough, given when a poll pass last came, and when one last came late.
 pub(crate) fn is_steady(
     now: Instant,
-    last_look: Instant,
+    last_pass: Instant,
     last_gap: Instant,
     long_poll: Duration,
 ) -> bool {
-    now - last_look <= long_poll && now - last_gap > STEADY
+    now - last_pass <= long_poll && now - last_gap > STEADY
 }
 
 /// Steals until the attempt has an answer.
@@ -362,16 +362,16 @@ pub(crate) struct Turns {
     share: Share,
     random: fastrand::Rng,
     is_searching: bool,
-    /// The time at which it last looked for reactions at other threads.
+    /// The time at which it last searched other threads for reactions.
     stole_at: Instant,
-    /// The time at which it last looked for reactions behind late polls, and counted all waiting computation.
+    /// The time at which it last searched for reactions behind late polls, and counted all waiting computation.
     relieved_at: Instant,
     /// The time for which its reaction lane has not run empty, and the lane's usual poll.
     busy_ns: u64,
     reaction_ns: u32,
     /// The number of tasks that waited in all compute lanes then: a worker's part of them, since the workers share the debt to computation.
     computing: usize,
-    /// The thread whose reaction lane it looks into first.
+    /// The thread whose reaction lane it searches first.
     victim: usize,
     /// It is a reserve thread that computes in the place of a sleeping one.
     is_substitute: bool,
@@ -444,7 +444,7 @@ impl Turns {
         Some((compute(parts, own)?, Lane::Compute))
     }
 
-    /// Records the time since the last look at the other threads, during which the reaction lane has not run empty.
+    /// Records the time since the last search of the other threads, during which the reaction lane has not run empty.
     fn note_busy(&mut self, parts: &impl Parts, now: Instant) {
         let passed = u64::try_from((now - self.relieved_at).as_nanos()).unwrap_or(u64::MAX);
         self.relieved_at = now;
@@ -464,7 +464,7 @@ impl Turns {
         let (before, after) = parts.computing().split_at(begin);
         let task = after.iter().chain(before).find_map(|queue| queue.steal_batch_and_pop(own));
         if task.is_none() {
-            // No computation waits anywhere: nothing is owed until the next look.
+            // No computation waits anywhere: nothing is owed until the next search.
             self.computing = 0;
         }
         task
@@ -484,7 +484,7 @@ impl Turns {
         }
     }
 
-    /// A worker without work looks for it elsewhere.
+    /// A worker without work searches for it elsewhere.
     pub(crate) fn search<P: Parts>(
         &mut self,
         parts: &P,
@@ -683,7 +683,7 @@ impl Turns {
     /// Returns whether a reserve thread without work is still needed in the poller.
     pub(crate) fn should_watch(&self, parts: &impl Parts, now: Instant, is_steady: bool) -> bool {
         if parts.idle().has_sleepers() || is_steady {
-            // An idle worker takes the poller, or the busy ones look unprompted. The supervisor ensures that this is so.
+            // An idle worker takes the poller, or the busy ones poll unprompted. The supervisor ensures that this is so.
             let _ = parts.wake_one();
             parts.watchdog().guard(now.as_nanos(), SOON, || false);
             return false;
@@ -730,8 +730,8 @@ impl Turns {
     }
 
     /// Returns whether the other threads do not need the supervisor: no other worker is inside a long poll, nothing waits behind a
-    /// late one, and, unless looks are as frequent as the policies want (`is_seen`), none is inside a poll that may become long.
-    /// For a `later` look: none is inside a poll that is not usually brief.
+    /// late one, and, unless poll passes are as frequent as the policies want (`is_seen`), none is inside a poll that may become long.
+    /// For a `later` check: none is inside a poll that is not usually brief.
     #[cold]
     pub(crate) fn may_put_off<P: Parts>(
         &self,
@@ -742,13 +742,13 @@ impl Turns {
     ) -> bool {
         // A worker takes what waits there without being called.
         let relieves = self.index < parts.computing().len();
-        let needs_look = |(worker, queue): (usize, &Stealer<P::Task>)| {
+        let needs_check = |(worker, queue): (usize, &Stealer<P::Task>)| {
             let worker_slot = parts.worker_slot(worker);
             worker != self.index
                 && (worker_slot.is_caught(now, if is_seen && !is_later { long_poll } else { 0 })
                     || !relieves && worker_slot.is_late(now, long_poll) && !queue.is_empty())
         };
-        !parts.reacting().iter().enumerate().any(needs_look)
+        !parts.reacting().iter().enumerate().any(needs_check)
     }
 
     /// The task about to be polled slept in the kernel in its last poll: another thread takes our place at once, before the

@@ -202,7 +202,7 @@ impl HybridShared {
     }
 
     fn schedule_here(&self, local: &Local<Self>, task: Runnable, info: &ScheduleInfo) {
-        let turn_began = local.switched_at.get();
+        let switched_at = local.switched_at.get();
         let was_running = info.woken_while_running;
         let ready = match local.first_woken_at().filter(|_| !was_running) {
             Some(nanos) => ReadyTime::new(nanos, true),
@@ -210,7 +210,7 @@ impl HybridShared {
         };
         task.metadata().note_ready(ready);
         let account = &task.metadata().account;
-        let now = account.woken_at(ready.nanos(), turn_began, || monotonic_now().as_nanos());
+        let now = account.woken_at(ready.nanos(), switched_at, || monotonic_now().as_nanos());
         if local.cause.get() == Cause::Detection {
             local.woken_at.set(match (local.woken_at.get(), ready.nanos()) {
                 (Woken::None, Some(nanos)) => Woken::One(nanos),
@@ -222,7 +222,7 @@ impl HybridShared {
         let is_free = local.own().is_free(self);
         let rank = self.choose_rank(&task, woken_ns, (was_running, is_free), now);
         let (cause, is_short) = (local.cause.get(), local.is_short.get());
-        let waking = WakeContext { cause, was_running, is_short, turn_began };
+        let waking = WakeContext { cause, was_running, is_short, switched_at };
         self.queue_here(&local.own(), task, rank, waking);
     }
 
@@ -313,7 +313,7 @@ impl HybridShared {
     }
 
     /// Returns the state of all threads, if a task waits for one of them, or an event for a thread that
-    /// looks.
+    /// polls.
     pub(super) fn standstill(&self, waiting_count: usize, now: Instant) -> Option<Standstill> {
         if waiting_count == 0 && !self.server.has_announced_events(now) {
             return None;

@@ -2,8 +2,8 @@
 //!
 //! It never runs a task, so nothing can hold it. It sleeps on a
 //! [`Watchdog`](crate::parking::watchdog::Watchdog) that threads keep postponing while they switch, so it
-//! fires only if a poll is long while no thread watches, or while tasks wait behind it. Then it looks at the
-//! slots, calls an idle worker or reserve threads, and keeps looking while there is reason to.
+//! fires only if a poll is long while no thread watches, or while tasks wait behind it. Then it checks the
+//! slots, calls an idle worker or reserve threads, and keeps checking while there is reason to.
 
 use vigie_detect::{Driver, Instant, clock::monotonic_now};
 
@@ -63,19 +63,19 @@ impl Supervisor {
             let census = Census::take(&*self.shared, now, options.long_poll);
             let needs_more = self.call(census, now);
             self.help_against_hogs(now);
-            self.look_for_deadlock(census, now);
+            self.check_for_deadlock(census, now);
             self.shared.has_long_polls.store(census.caught > 0, Ordering::Relaxed);
             let watched = (self.driver.is_watched(), self.shared.options.long_poll);
-            census.plan_next_look(&*self.shared, now, (needs_more, was_resting), watched);
+            census.plan_next_check(&*self.shared, now, (needs_more, was_resting), watched);
         }
     }
 
-    /// Calls the threads that are needed. Returns whether to look again soon: a thread was called, or a
+    /// Calls the threads that are needed. Returns whether to check again soon: a thread was called, or a
     /// needed one may come unasked.
     fn call(&mut self, census: Census, now: Instant) -> bool {
         let shared = &*self.shared;
         let since = SupervisorHistory {
-            look: shared.options.long_poll,
+            long_poll: shared.options.long_poll,
             call: (now - self.last_call).as_nanos() / shared.options.long_poll.as_nanos(),
             any: now - self.last_any,
         };
@@ -99,9 +99,9 @@ impl Supervisor {
 
     /// Returns whether no thread would see an event in time.
     fn is_unwatched(&self, now: Instant) -> bool {
-        let (look, gap) = (self.driver.last_pass(), self.driver.last_gap());
-        // Whether the threads that run tasks look for events as often as the policies want.
-        let is_steady = || order::is_steady(now, look, gap, self.shared.options.long_poll);
+        let (pass, gap) = (self.driver.last_pass(), self.driver.last_gap());
+        // Whether the threads that run tasks poll for events as often as the policies want.
+        let is_steady = || order::is_steady(now, pass, gap, self.shared.options.long_poll);
         !self.driver.is_watched() && !is_steady()
     }
 
@@ -136,7 +136,7 @@ impl Supervisor {
                 && shared.options.kernel_help.short_slices
                 && let Some(thread) = remote.worker_slot.thread()
             {
-                // It computes like others now, and should get no better turns than they do.
+                // It computes like others now, and should get no shorter slice than they do.
                 remote.worker_slot.give_long_slice();
                 kernel_help::restore_slice(thread);
             }
@@ -151,10 +151,10 @@ impl Supervisor {
     }
 
     /// Logs if all threads sleep waiting for a task that has no thread to run on.
-    fn look_for_deadlock(&mut self, census: Census, now: Instant) {
+    fn check_for_deadlock(&mut self, census: Census, now: Instant) {
         let shared = &*self.shared;
         let standstill = || shared.standstill(census.waiting_count(), now);
-        if self.deadlock.look(now, shared.do_all_sleep(), standstill) {
+        if self.deadlock.check(now, shared.do_all_sleep(), standstill) {
             log_deadlock(shared);
         }
     }

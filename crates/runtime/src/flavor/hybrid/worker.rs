@@ -208,21 +208,21 @@ impl Worker {
         is_free
     }
 
-    /// Returns whether the workers look for events unprompted, often enough.
+    /// Returns whether the workers poll for events unprompted, often enough.
     fn is_steady(&self, now: Instant) -> bool {
-        let (look, gap) = (self.driver.last_pass(), self.driver.last_gap());
-        order::is_steady(now, look, gap, self.shared.options.long_poll)
+        let (pass, gap) = (self.driver.last_pass(), self.driver.last_gap());
+        order::is_steady(now, pass, gap, self.shared.options.long_poll)
     }
 
-    /// Looks for events at `now` if a look is due. Returns the time.
+    /// Polls for events at `now` if a poll pass is due. Returns the time.
     fn poll_if_due(&mut self, now: Instant) -> Instant {
         if !self.driver.is_due(now) {
             return now;
         }
         self.local.begin_detection();
-        contained("a look", || self.driver.detect());
+        contained("a poll pass", || self.driver.detect());
         self.local.woken_at.set(Woken::None);
-        // The look is not part of the poll that follows, nor older than the tasks that it made ready.
+        // The poll pass is not part of the poll that follows, nor older than the tasks that it made ready.
         let now = monotonic_now();
         self.note_time(now);
         now
@@ -316,8 +316,8 @@ impl Worker {
     /// Moves a task that was about to be polled to the compute lane.
     #[cold]
     fn put_back(&self, task: Runnable, rank: Rank, now: Instant) {
-        let (cause, turn_began) = (Cause::Poll, now.as_nanos());
-        let waking = WakeContext { cause, was_running: false, is_short: false, turn_began };
+        let (cause, switched_at) = (Cause::Poll, now.as_nanos());
+        let waking = WakeContext { cause, was_running: false, is_short: false, switched_at };
         self.shared.queue_here(&self.own(), task, Some(rank), waking);
     }
 

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Written by the thread that owns the slot, read by any thread. `Relaxed`: a stale value makes the
-/// supervisor look again a little later, or help once too often.
+/// supervisor check again a little later, or help once too often.
 pub(crate) struct WorkerSlot {
     /// The beginning of the present poll, in nanoseconds; zero while nothing is polled.
     began: AtomicU64,
@@ -373,8 +373,8 @@ impl WorkerSlot {
         self.seen.store(began.as_nanos(), Ordering::Relaxed);
     }
 
-    /// The poll that began at `began` is late for a brief one, and no thread relieves it: at the second look,
-    /// it counts as holding its thread. Returns whether that look is still to come. The supervisor's.
+    /// The poll that began at `began` is late for a brief one, and no thread relieves it: at the second check,
+    /// it counts as holding its thread. Returns whether that check is still to come. The supervisor's.
     pub(crate) fn doubt(&self, began: Instant) -> bool {
         let is_first = self.doubted.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos();
         if !is_first {

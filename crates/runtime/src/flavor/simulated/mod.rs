@@ -1,7 +1,7 @@
 //! The simulated flavor: one thread runs every task in virtual time, in an order that a seed draws.
 //!
 //! Whatever is ready runs before the clock moves: the next task is drawn among all ready ones, the future of `block_on`
-//! included, and so is whether a look at the detection server precedes it. With nothing ready, the clock jumps to the next
+//! included, and so is whether a poll pass precedes it. With nothing ready, the clock jumps to the next
 //! deadline. No real clock takes part in a decision, so a run is a function of its seed.
 //!
 //! A runtime is a node of a [`SimulatedWorld`], which runs the tasks; most worlds have one.

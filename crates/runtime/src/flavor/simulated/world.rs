@@ -584,13 +584,13 @@ impl<'a> WorldRun<'a> {
     }
 
     fn draw(&mut self, is_main_woken: bool) -> Drawn {
-        // With nothing ready, `advance` looks at all nodes.
+        // With nothing ready, `advance` checks all nodes.
         if self.world.ready_count() + usize::from(is_main_woken) == 0 {
             return Drawn::Nothing;
         }
         if self.host.random().bool() {
             let host = &mut *self.host;
-            contained("a look", || host.detect());
+            contained("a poll pass", || host.detect());
         }
         let host = &mut *self.host;
         let drawn = self.world.with_own_ready(|ready| {
