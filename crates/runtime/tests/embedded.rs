@@ -1,4 +1,4 @@
-//! A runtime whose tasks run in turns of a foreign event loop: a loop around poll(2).
+//! A runtime whose tasks run in ticks of a foreign event loop: a loop around poll(2).
 
 use std::{
     os::fd::AsFd,
@@ -22,21 +22,21 @@ fn embedded() -> EmbeddedRuntime {
     runtime.embed().expect("the flavor can be embedded")
 }
 
-/// Takes turns until `is_over`, sleeping in poll(2) without a time-out between two. Returns how many it took.
+/// Calls `tick` until `is_over`, sleeping in poll(2) without a time-out between two ticks. Returns how many there were.
 fn run(runtime: &EmbeddedRuntime, is_over: impl Fn() -> bool) -> u32 {
-    let mut turns = 0;
+    let mut ticks = 0;
     while !is_over() {
         runtime.tick();
-        turns += 1;
+        ticks += 1;
         if !is_over() {
             poll(&mut [PollFd::new(&runtime.as_fd(), PollFlags::IN)], None).expect("poll(2)");
         }
     }
-    turns
+    ticks
 }
 
-/// Goal: whatever makes a task ready between two turns makes the descriptor readable. Method: tasks that sleep, that are woken by
-/// threads, that are spawned by the loop's own thread between turns and by others, local tasks woken from elsewhere, and sockets;
+/// Goal: whatever makes a task ready between two ticks makes the descriptor readable. Method: tasks that sleep, that are woken by
+/// threads, that are spawned by the loop's own thread between ticks and by others, local tasks woken from elsewhere, and sockets;
 /// the loop never has a time-out, so a lost wake-up hangs.
 #[test]
 fn nothing_that_becomes_ready_is_missed() {
@@ -95,25 +95,25 @@ fn nothing_that_becomes_ready_is_missed() {
         server.await.expect("no panic");
     }));
 
-    let turns = run(&runtime, || {
+    let ticks = run(&runtime, || {
         is_spawned.load(Ordering::SeqCst) && tasks.iter().all(JoinHandle::is_finished)
     });
-    assert!(turns < 2_000, "{turns} turns: the descriptor is readable for nothing");
+    assert!(ticks < 2_000, "{ticks} ticks: the descriptor is readable for nothing");
     foreign.join().expect("no panic");
     waker.join().expect("no panic");
     for task in tasks {
         runtime.block_on(task).expect("no panic");
     }
 
-    // Between two turns, on the loop's own thread.
+    // Between two ticks, on the loop's own thread.
     let spawned = runtime.spawn(async { yield_now().await });
     run(&runtime, || spawned.is_finished());
 }
 
-/// Goal: a turn ends although tasks are always ready, and the rest follows. Method: a task that yields for ever; turns must
+/// Goal: a tick ends although tasks are always ready, and the rest follows. Method: a task that yields for ever; ticks must
 /// return, and each leaves the descriptor readable.
 #[test]
-fn a_turn_ends_although_a_task_is_always_ready() {
+fn a_tick_ends_although_a_task_is_always_ready() {
     let runtime = embedded();
     let is_over = Arc::new(AtomicBool::new(false));
     let task = runtime.spawn({
@@ -133,8 +133,8 @@ fn a_turn_ends_although_a_task_is_always_ready() {
     run(&runtime, || task.is_finished());
 }
 
-/// Goal: `block_on` runs the tasks meanwhile, here or on another thread, and turns go on after it. Method: `block_on` between
-/// turns and beside them, then a timer in turns.
+/// Goal: `block_on` runs the tasks meanwhile, here or on another thread, and ticks go on after it. Method: `block_on` between
+/// ticks and beside them, then a timer in ticks.
 #[test]
 fn block_on_takes_over_and_hands_back() {
     let runtime = Arc::new(embedded());

@@ -71,7 +71,7 @@ fn the_kernel_wakes_the_tasks_thread() {
             exchange();
         }
         let rounds = runtime.server().metrics().polls - before;
-        assert!(rounds < MESSAGES / 10, "the host looked {rounds} times for {MESSAGES} messages");
+        assert!(rounds < MESSAGES / 10, "the host polled {rounds} times for {MESSAGES} messages");
         drop(client);
         runtime.block_on(server).expect("it ends").expect("no error");
     });

@@ -372,7 +372,7 @@ const RANK: Rank = Rank { place: 0, needs_ns: 0, is_short: false };
 /// One worker that searches, finds nothing and goes to sleep, against one thread that queues a task in a
 /// compute lane and wakes a sleeper if there is one. Whatever the order, the task is found or the worker
 /// is woken, although the lane's counts are stored and loaded `Relaxed`.
-fn sleep_against_push(looks_once_more: bool) {
+fn sleep_against_push(checks_once_more: bool) {
     let idle = Arc::new(Idle::new(1));
     let queue = Arc::new(ComputeQueue::new());
     let producer = {
@@ -388,7 +388,7 @@ fn sleep_against_push(looks_once_more: bool) {
         let _ = idle.end_search();
     } else {
         let was_last = idle.begin_sleep(0, true);
-        if was_last && looks_once_more {
+        if was_last && checks_once_more {
             // As `Parts::has_work` asks: one load, without the lock.
             found = !queue.is_empty();
         }
@@ -403,10 +403,10 @@ fn work_is_never_left_lying() {
     loom::model(|| sleep_against_push(true));
 }
 
-/// Goal: the model of `work_is_never_left_lying` can fail. Method: the last searcher does not look
+/// Goal: the model of `work_is_never_left_lying` can fail. Method: the last searcher does not check
 /// once more.
 #[test]
-fn without_the_last_look_work_is_left_lying() {
+fn without_the_last_check_work_is_left_lying() {
     must_fail(|| sleep_against_push(false));
 }
 
@@ -496,7 +496,7 @@ fn without_handing_on_a_burst_lies_still() {
 }
 
 /// The poller, as far as a parker knows it: notifications, and one sleeper. As in the real one, a notification may
-/// be taken by another host that only looks. The sleep does not block: whether it would have ended is
+/// be taken by another host that only polls. The sleep does not block: whether it would have ended is
 /// seen when all threads have.
 struct Poller {
     state: Mutex<Sleeper>,

@@ -59,15 +59,15 @@ async fn turns() {
     echo.await.expect("no panic");
 }
 
-/// How often a host looks by default while tasks run, and reads the clock after that: `Adaptive::every`.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// How often a host polls by default while tasks run, and reads the clock after that: `Adaptive::every`.
+const PASS_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The readings at the beginning and the end of each run.
 const READINGS_BESIDE: u64 = 500;
 
 /// Goal: a switch reads the clock twice at most: at the end of the poll, and when the first task is woken in it. Method:
 /// the readings of many switches, between tasks that yield and tasks that wake each other, on one thread of each flavor
-/// that has switches; those of looks, which come by time, are allowed beside.
+/// that has switches; those of poll passes, which come by time, are allowed beside.
 #[test]
 fn a_switch_reads_the_clock_twice_at_most() {
     for flavor in [Flavor::UserLevel, Flavor::Hybrid] {
@@ -75,12 +75,12 @@ fn a_switch_reads_the_clock_twice_at_most() {
         let count = |what: &str, future: &dyn Fn() -> vigie_runtime::JoinHandle<()>| {
             let (before, began) = (READINGS.load(Ordering::Relaxed), monotonic_now());
             runtime.block_on(async { future().await.expect("no panic") });
-            let looks_max = (monotonic_now() - began).as_nanos() / LOOK_EVERY.as_nanos();
+            let passes_max = (monotonic_now() - began).as_nanos() / PASS_INTERVAL.as_nanos();
             let readings = READINGS.load(Ordering::Relaxed) - before;
             let text = format!("{readings} readings for {SWITCHES} switches: {what}, {flavor}");
-            println!("{text}, and {looks_max} looks at most");
+            println!("{text}, and {passes_max} poll passes at most");
             assert!(readings >= SWITCHES / 2, "they are not seen: {text}");
-            let bound = 2 * SWITCHES + u64::try_from(looks_max).expect("short") + READINGS_BESIDE;
+            let bound = 2 * SWITCHES + u64::try_from(passes_max).expect("short") + READINGS_BESIDE;
             assert!(readings <= bound, "{text}, {bound} allowed");
         };
         count("yield", &|| spawn(yields()));

@@ -55,16 +55,16 @@ fn read_until_closed(mut stream: UnixStream) {
     assert_eq!(stream.read_to_end(&mut bytes).expect("not interrupted"), 0);
 }
 
-/// Runs a task that calls `work` once, and `look` on a thread outside while it runs.
+/// Runs a task that calls `work` once, and `check` on a thread outside while it runs.
 fn beside(
     runtime: &Runtime,
     work: impl FnOnce() + Send + 'static,
-    look: impl FnOnce(&Handle) + Send + 'static,
+    check: impl FnOnce(&Handle) + Send + 'static,
 ) {
     let (handle, (begins, has_begun)) = (runtime.handle().clone(), mpsc::channel());
-    let looking = thread::spawn(move || {
+    let checking = thread::spawn(move || {
         has_begun.recv().expect("it begins");
-        look(&handle);
+        check(&handle);
     });
     let task = task::Builder::new().name("hog").spawn_on(
         async move {
@@ -74,7 +74,7 @@ fn beside(
         runtime.handle(),
     );
     runtime.block_on(task).expect("no panic");
-    looking.join().expect("as it should be");
+    checking.join().expect("as it should be");
 }
 
 fn hog(handle: &Handle) -> Option<TaskReport> {
@@ -103,8 +103,8 @@ fn is_in(stack: &Stack, function: &str) -> bool {
     stack.frames.iter().any(|frame| is_of(frame, function))
 }
 
-/// Runs `compute` with a flag on each flavor, and `look` beside it; the computation ends when `look` is over.
-fn beside_on_each_flavor(compute: fn(&AtomicBool), look: fn(&Handle)) {
+/// Runs `compute` with a flag on each flavor, and `check` beside it; the computation ends when `check` is over.
+fn beside_on_each_flavor(compute: fn(&AtomicBool), check: fn(&Handle)) {
     for flavor in FLAVORS {
         against_hang(move || {
             let is_over = Arc::new(AtomicBool::new(false));
@@ -113,9 +113,9 @@ fn beside_on_each_flavor(compute: fn(&AtomicBool), look: fn(&Handle)) {
                 &runtime(flavor),
                 move || compute(&is_over),
                 move |handle| {
-                    // Also where `look` fails: the runtime would wait for the task.
+                    // Also where `check` fails: the runtime would wait for the task.
                     let _ends = Ends(ends);
-                    look(handle);
+                    check(handle);
                 },
             );
         });
@@ -247,7 +247,7 @@ fn stacks_are_of_their_own_task() {
                 };
                 task::Builder::new().name(name).spawn_on(counting, &handle).detach();
             }
-            let looking = thread::spawn(move || {
+            let checking = thread::spawn(move || {
                 let _ends = Ends(is_over);
                 while seen.load(Ordering::Relaxed) < 50 {
                     for task in handle.dump().tasks {
@@ -264,11 +264,11 @@ fn stacks_are_of_their_own_task() {
                 }
             });
             runtime.block_on(async {
-                while !looking.is_finished() {
+                while !checking.is_finished() {
                     vigie_runtime::yield_now().await;
                 }
             });
-            looking.join().expect("each stack is its own task's");
+            checking.join().expect("each stack is its own task's");
         });
     }
 }

@@ -77,7 +77,7 @@ fn assert_idle(test: &'static str, flavor: Flavor) {
                 clock.block_on(time::sleep(SPAN));
                 (before, switches_of(child.id()))
             };
-            // On a busy machine the last threads go to sleep, or end, later than one looks; but they do.
+            // On a busy machine the last threads go to sleep, or end, later than one checks; but they do.
             for _ in 1..SPANS {
                 let (before, after) = during_a_span();
                 if before == after {

@@ -37,7 +37,7 @@ fn with_descriptors<T>(count: usize, body: impl FnOnce() -> T) -> T {
             break;
         }
     }
-    // The descriptor of the look itself, which is closed again: so `count` are left below the limit.
+    // The descriptor of the listing itself, which is closed again: so `count` are left below the limit.
     let highest = open_descriptors().into_iter().max().unwrap_or(0);
     let limit = highest + u64::try_from(count).expect("a small number");
     setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum: before.maximum })

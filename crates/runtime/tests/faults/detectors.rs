@@ -374,7 +374,7 @@ impl Policy for FaultyPolicy {
 }
 
 /// Goal: a policy that panics does not take its host along. Method: one that wants to be asked again at
-/// each round; events until it was. A host may ask it as late as before its next look.
+/// each round; events until it was. A host may ask it as late as before its next poll pass.
 #[test]
 fn a_policy_that_panics() {
     for_each_flavor(|runtime| {

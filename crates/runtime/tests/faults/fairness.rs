@@ -25,7 +25,7 @@ use crate::{flavors::runtime, kit::guard::against_hang, settle};
 /// Those that decide whose turn it is; on the kernel-level flavor, the kernel does.
 const FLAVORS: [Flavor; 2] = [Flavor::UserLevel, Flavor::Hybrid];
 
-/// Looks at the sockets at every switch; one thread; no task is ever judged to be long.
+/// Polls the sockets at every switch; one thread; no task is ever judged to be long.
 fn single(flavor: Flavor) -> Runtime {
     let every = Frequency::Switches(1);
     Runtime::builder()
@@ -128,11 +128,11 @@ fn injected_tasks_have_their_turn() {
     });
 }
 
-/// Goal: a task that waits for a socket has its turn within the interval of looks, however many tasks
-/// yield. Method: looks at every switch; a task writes into the socket itself, and the reader must run
+/// Goal: a task that waits for a socket has its turn within the interval of poll passes, however many
+/// tasks yield. Method: a poll pass at every switch; a task writes into the socket itself, and the reader must run
 /// within two switches.
 #[test]
-fn sockets_are_looked_at() {
+fn sockets_are_polled() {
     for_each_flavor(|runtime| {
         let loops = Loops::start(runtime.handle(), 5);
         let (stream, mut peer) = StdUnixStream::pair().expect("a pair of sockets");
@@ -175,7 +175,7 @@ fn sockets_are_looked_at() {
 /// computes begins a poll between the deadline and the sleeper's turn. The sleeper sleeps for long enough that it has credit
 /// again: the loops have not used more where other programs keep them from the processor.
 #[test]
-fn timers_are_looked_at() {
+fn timers_are_polled() {
     for_each_flavor(|runtime| {
         let late = Arc::new(AtomicUsize::new(0));
         let deadline_ns = Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));

@@ -88,7 +88,7 @@ async fn many_switches() {
 
 /// Goal: a task woken by an event goes before all that wake themselves, and so does what it wakes and
 /// spawns in turn. Method: three tasks compute; another one presses a button, which no task is woken
-/// by, but a look; the log tells what ran next.
+/// by, but a poll pass; the log tells what ran next.
 #[test]
 fn reactions_go_first() {
     for_each_flavor(LONG, HOUR, || async {

@@ -51,7 +51,7 @@ fn block_on_twice() {
     });
 }
 
-/// Goal: several threads may be in `block_on`. Method: four threads, a hundred turns each; none
+/// Goal: several threads may be in `block_on`. Method: four threads, a hundred calls each; none
 /// depends on another, since on the user-level flavor they take turns.
 #[test]
 fn block_on_from_several_threads() {
@@ -61,11 +61,11 @@ fn block_on_from_several_threads() {
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for turn in 0..100 {
+                    for call in 0..100 {
                         let result = runtime.block_on(async {
                             let task = spawn(async move {
                                 yield_now().await;
-                                turn
+                               call
                             });
                             time::sleep(Duration::from_micros(1)).await;
                             task.await

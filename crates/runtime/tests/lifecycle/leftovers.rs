@@ -25,7 +25,7 @@ fn thread_count() -> usize {
     entries("/proc/self/task")
 }
 
-/// One more than there are, which the look itself takes; without the perf event that the first long poll of a
+/// One more than there are, which the count itself takes; without the perf event that the first long poll of a
 /// process makes for good.
 fn descriptor_count() -> usize {
     let descriptors = fs::read_dir("/proc/self/fd").expect("/proc is there").flatten();

@@ -83,7 +83,7 @@ fn a_worker_takes_reactions_first() {
     });
 }
 
-/// Goal: a worker that computes looks for reactions at others, no more often than each 50 us; one without
+/// Goal: a worker that computes searches others for reactions, no more often than each 50 us; one without
 /// computation leaves this to its search. Method: times around that, with a reaction at the other worker.
 #[test]
 fn computing_workers_rob_reactions() {
@@ -165,11 +165,11 @@ fn half_of_the_workers_search() {
     });
 }
 
-/// Goal: the last searcher looks everywhere before it sleeps, and wakes a worker for what it finds; the last
+/// Goal: the last searcher checks everywhere before it sleeps, and wakes a worker for what it finds; the last
 /// thread of all stops the supervisor's watchdog. Method: a task in each place, or nowhere; with others awake, or
 /// a reserve thread, or none.
 #[test]
-fn the_last_searcher_looks_once_more() {
+fn the_last_searcher_checks_once_more() {
     for case in 0..6 * 8 {
         let (place, [is_searching, other_sleeps, serves]) = (case / 8, bits(case % 8));
         loom::model(move || {
@@ -354,7 +354,7 @@ fn substitutes_share_their_time() {
     }
 }
 
-/// Goal: a reserve thread watches unless a worker sleeps, which it wakes, or the workers look unprompted,
+/// Goal: a reserve thread watches unless a worker sleeps, which it wakes, or the workers poll unprompted,
 /// which the supervisor checks soon. Method: every case.
 #[test]
 fn reserve_threads_watch_if_nobody_else_does() {
@@ -369,10 +369,10 @@ fn reserve_threads_watch_if_nobody_else_does() {
     });
 }
 
-/// Goal: the sentinel is announced before it looks, and stays awake for a call and for a reaction. Method:
+/// Goal: the sentinel is announced before it checks, and stays awake for a call and for a reaction. Method:
 /// every case.
 #[test]
-fn the_sentinel_looks_after_it_is_announced() {
+fn the_sentinel_checks_after_it_is_announced() {
     each(4, |model, _, turns, case| {
         let [is_awaited, has_work] = bits(case);
         if has_work {
@@ -410,10 +410,10 @@ fn work_is_shared_out() {
     });
 }
 
-/// Goal: the supervisor's look may be put off while no other worker is inside a long poll and a thread looks.
+/// Goal: the supervisor's check may be put off while no other worker is inside a long poll and a thread polls.
 /// Method: long and short polls of each worker; the reserve thread's do not count.
 #[test]
-fn looks_are_put_off_for_nobody() {
+fn checks_are_put_off_for_nobody() {
     each(16, |model, _, turns, case| {
         let [own_is_long, other_is_long, of_reserve, is_seen] = bits(case);
         for (place, is_long) in [own_is_long, other_is_long, of_reserve].into_iter().enumerate() {
@@ -428,11 +428,11 @@ fn looks_are_put_off_for_nobody() {
     });
 }
 
-/// Goal: a poll of a task whose polls have always been brief needs no look of others, even if it is late and looks are not
-/// regular, until it has taken two milliseconds: workers take what waits behind it. Reserve threads do not. Method:
+/// Goal: a poll of a task whose polls have always been brief needs no check of others, even if it is late and poll passes are
+/// not regular, until it has taken two milliseconds: workers take what waits behind it. Reserve threads do not. Method:
 /// each of these.
 #[test]
-fn looks_are_put_off_beside_brief_polls() {
+fn checks_are_put_off_beside_brief_polls() {
     for case in 0..32 {
         loom::model(move || {
             let (model, queues) = whole::model(2, 1, Fault::None);
@@ -511,7 +511,7 @@ fn expected_sleepers_are_replaced() {
     });
 }
 
-/// Goal: before a poll the supervisor is asked for a look, soon if events or reactions may wait behind it, later
+/// Goal: before a poll the supervisor is asked for a check, soon if events or reactions may wait behind it, later
 /// if computation does, not at all if nothing does; a reserve thread puts its reactions among the injected ones,
 /// and has no lane for computation. Later, too, if the polls of the task are brief, and on workers if no poll was long lately.
 /// Method: every case, for both; only the first may be put off.
@@ -540,7 +540,7 @@ fn polls_are_guarded_by_what_waits() {
         };
         own.guard(model, NOW, is_watched, is_brief, |_| false);
         assert_eq!(model.watchdog.timer.take(), expected, "{case}");
-        // A look is due sooner than this poll needs: may it be put off, and by much?
+        // A check is due sooner than this poll needs: may it be put off, and by much?
         model.watchdog.stop(NOW.as_nanos(), None, 1);
         model.watchdog.guard(NOW.as_nanos() - 300_000, 1, || false);
         let mut asked = None;
@@ -748,18 +748,18 @@ fn kinds_that_compute_are_put_back() {
     });
 }
 
-/// Goal: looks are regular if the last one is no older than a long poll, and none was late for two
+/// Goal: poll passes are regular if the last one is no older than a long poll, and none was late for two
 /// milliseconds. Method: times around both.
 #[test]
-fn regular_looks_are_trusted() {
+fn regular_poll_passes_are_trusted() {
     let long_poll = Duration::from_micros(200);
     let ago = |nanos: u64| Instant::from_nanos(NOW.as_nanos() - nanos);
-    for (look, gap, expected) in [
+    for (pass, gap, expected) in [
         (200_000, 2_000_001, true),
         (200_001, 2_000_001, false),
         (0, 2_000_000, false),
         (0, 0, false),
     ] {
-        assert_eq!(order::is_steady(NOW, ago(look), ago(gap), long_poll), expected);
+        assert_eq!(order::is_steady(NOW, ago(pass), ago(gap), long_poll), expected);
     }
 }

@@ -74,7 +74,7 @@ fn known_hogs_have_a_timer() {
     }
 }
 
-/// Goal: a reserve thread without work goes where the workers look for events themselves, and the supervisor sees to it that this
+/// Goal: a reserve thread without work goes where the workers poll for events themselves, and the supervisor sees to it that this
 /// stays so. Method: one that would sleep for ever otherwise.
 #[test]
 fn reserve_threads_leave_steady_workers() {

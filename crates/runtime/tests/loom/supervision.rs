@@ -156,14 +156,14 @@ pub(crate) mod kernel_help {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// The sentinel does not look at the queue after it has announced itself.
-    NoLook,
+    /// The sentinel does not check the queue after it has announced itself.
+    NoCheck,
     /// A thread that queues a task does not check for a sentinel.
     NoCall,
     /// A thread that finds no worker to wake, or begins a poll, does not guard it.
     NoAlarm,
-    /// The sleeper does not look once more before it rests.
-    NoSecondLook,
+    /// The sleeper does not check once more before it rests.
+    NoSecondCheck,
     /// The supervisor does not ask again after it has started a timer.
     NoSecondQuestion,
     /// The thread that stops the timer does not check whether the watchdog was set meanwhile.
@@ -215,7 +215,7 @@ fn sentinel_against_push(fault: Fault) {
     if queue.load(Ordering::Acquire) == 0 {
         parker.park(|is_awaited| {
             poller.wait(&|| {
-                let has_work = || fault != Fault::NoLook && queue.load(Ordering::Acquire) == 1;
+                let has_work = || fault != Fault::NoCheck && queue.load(Ordering::Acquire) == 1;
                 sentinel.take(0, || is_awaited() || has_work())
             });
             producer.join().expect("it ends");
@@ -238,10 +238,10 @@ fn the_sentinel_never_sleeps_over_a_task() {
     loom::model(|| sentinel_against_push(Fault::None));
 }
 
-/// Goal: the model above can fail. Method: the sentinel does not look; it is not called.
+/// Goal: the model above can fail. Method: the sentinel does not check; it is not called.
 #[test]
-fn without_a_look_or_a_call_the_sentinel_sleeps_over_a_task() {
-    for fault in [Fault::NoLook, Fault::NoCall] {
+fn without_a_check_or_a_call_the_sentinel_sleeps_over_a_task() {
+    for fault in [Fault::NoCheck, Fault::NoCall] {
         must_fail(move || sentinel_against_push(fault));
     }
 }
@@ -253,8 +253,8 @@ fn without_fences_the_sentinel_sleeps_over_a_task() {
     must_fail(|| sentinel_against_push(Fault::None));
 }
 
-/// A thread begins a poll that turns out long, and finds the watchdog set or sets it; the supervisor looks,
-/// finds nothing, and rests. The delay of its second look is longer than what the thread does until then.
+/// A thread begins a poll that turns out long, and finds the watchdog set or sets it; the supervisor checks,
+/// finds nothing, and rests. The delay of its second check is longer than what the thread does until then.
 fn watchdog_against_rest(fault: Fault, is_held: bool) {
     let watchdog = Arc::new(Watchdog::new(DELAY).expect("a timer"));
     let poll = Arc::new(AtomicUsize::new(0));
@@ -274,7 +274,7 @@ fn watchdog_against_rest(fault: Fault, is_held: bool) {
         })
     };
     // As `Supervisor::work` does. Returns whether the poll was seen; none if the sleep would never end.
-    let look = || {
+    let check = || {
         if watchdog.timer.sleep().is_err() {
             return None;
         }
@@ -282,20 +282,20 @@ fn watchdog_against_rest(fault: Fault, is_held: bool) {
         let is_seen = poll.load(Ordering::Relaxed) == 1;
         if !is_seen && !was_resting {
             watchdog.begin_rest();
-            if fault == Fault::NoSecondLook {
+            if fault == Fault::NoSecondCheck {
                 // The rest without a timer.
                 watchdog.timer.stop();
             }
         }
         Some(is_seen)
     };
-    let mut is_seen = look();
+    let mut is_seen = check();
     // The delay.
     worker.join().expect("it ends");
     while is_seen == Some(false) {
-        is_seen = look();
+        is_seen = check();
     }
-    assert!(is_seen.is_some(), "a long poll, and the supervisor does not look");
+    assert!(is_seen.is_some(), "a long poll, and the supervisor does not check");
 }
 
 /// Goal: a thread that finds the watchdog set, or sets it, is checked.
@@ -306,11 +306,11 @@ fn the_watchdog_is_never_slept_through() {
     }
 }
 
-/// Goal: the model above can fail. Method: no second look before the rest.
+/// Goal: the model above can fail. Method: no second check before the rest.
 #[test]
-fn without_a_second_look_the_watchdog_is_slept_through() {
+fn without_a_second_check_the_watchdog_is_slept_through() {
     for is_held in [false, true] {
-        must_fail(move || watchdog_against_rest(Fault::NoSecondLook, is_held));
+        must_fail(move || watchdog_against_rest(Fault::NoSecondCheck, is_held));
     }
 }
 
@@ -355,7 +355,7 @@ fn nobody_stops_the_watchdog_of_others() {
     }
 }
 
-/// Goal: the model above can fail. Method: a stop that does not look afterwards; a poll is not guarded.
+/// Goal: the model above can fail. Method: a stop that does not check afterwards; a poll is not guarded.
 #[test]
 fn a_blind_stop_stops_the_watchdog_of_others() {
     for is_shutdown in [false, true] {
@@ -667,10 +667,10 @@ fn extra_threads_leave_no_place() {
     });
 }
 
-/// Goal: a late poll of a task whose polls have always been brief counts as caught at the second look that finds no thread that relieves
+/// Goal: a late poll of a task whose polls have always been brief counts as caught at the second check that finds no thread that relieves
 /// it, or after two milliseconds, and not before. Method: each of them, and the next poll.
 #[test]
-fn brief_polls_are_caught_at_the_second_look() {
+fn brief_polls_are_caught_at_the_second_check() {
     loom::model(|| {
         let worker_slot = WorkerSlot::new();
         worker_slot.take();
@@ -678,14 +678,14 @@ fn brief_polls_are_caught_at_the_second_look() {
         worker_slot.begin(at(1), &task());
         assert!(worker_slot.is_late(at(1_000), 200) && !worker_slot.is_caught(at(1_000), 200));
         assert!(worker_slot.is_caught(at(2_000_002), 200), "whatever it does");
-        assert!(worker_slot.doubt(at(1)), "one look tells nothing");
+        assert!(worker_slot.doubt(at(1)), "one check tells nothing");
         assert!(!worker_slot.is_caught(at(1_000), 200));
         assert!(!worker_slot.doubt(at(1)));
         assert!(worker_slot.is_caught(at(1_000), 200));
         assert!(!worker_slot.is_caught(at(1_000), 999), "it is no long poll");
         worker_slot.begin(at(2_000), &task());
         assert!(!worker_slot.is_caught(at(3_000), 200), "another poll");
-        assert!(worker_slot.doubt(at(2_000)), "its first look");
+        assert!(worker_slot.doubt(at(2_000)), "its first check");
         worker_slot.set_brief(false);
         assert!(worker_slot.is_caught(at(3_000), 200));
     });

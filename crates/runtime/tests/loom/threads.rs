@@ -66,8 +66,8 @@ pub(crate) struct HybridShared {
 
 loom::thread_local! {
     static LOCAL: RefCell<Option<Rc<Local<HybridShared>>>> = RefCell::new(None);
-    /// Whether this thread looks for events at each switch.
-    static LOOKS: Cell<bool> = Cell::new(false);
+    /// Whether this thread polls for events at each switch.
+    static POLLS: Cell<bool> = Cell::new(false);
     /// This thread sees no work.
     static IS_BLIND: Cell<bool> = Cell::new(false);
 }
@@ -123,7 +123,7 @@ impl HybridShared {
         let switched_at = local.switched_at.get();
         let waking = WakeContext { cause, was_running: false, is_short, switched_at };
         self.queue_here(&local.own(), Runnable::new(Task::Ends), Some(RANK), waking);
-        // The supervisor's look, if it was asked for one.
+        // The supervisor's check, if it was asked for one.
         if self.watchdog.timer.take().is_some() {
             self.wake_one();
         }
@@ -151,11 +151,11 @@ pub(crate) fn start_worker(
     shared: &Arc<HybridShared>,
     index: usize,
     queue: Queue<Runnable>,
-    looks: bool,
+    polls: bool,
 ) -> thread::JoinHandle<()> {
     let shared = Arc::clone(shared);
     thread::spawn(move || {
-        LOOKS.with(|place| place.set(looks));
+        POLLS.with(|place| place.set(polls));
         worker::run(shared, index, queue);
     })
 }
@@ -272,7 +272,7 @@ impl Parts for HybridShared {
     }
 
     fn has_work(&self) -> bool {
-        self.fault != Fault::NoLastLook && self.model.has_work()
+        self.fault != Fault::NoLastCheck && self.model.has_work()
     }
 }
 
@@ -297,15 +297,15 @@ struct KernelHelp {
 struct Server {
     poller: Arc<Poller>,
     fault: Fault,
-    /// The workers look for events as often as the policies want.
+    /// The workers poll for events as often as the policies want.
     is_steady: bool,
 }
 
 impl Server {
     fn driver(&self) -> Driver {
         let (poller, fault) = (Arc::clone(&self.poller), self.fault);
-        let (is_steady, looks) = (self.is_steady, LOOKS.with(Cell::get));
-        Driver { poller, fault, is_steady, is_watcher: false, looks }
+        let (is_steady, polls) = (self.is_steady, POLLS.with(Cell::get));
+        Driver { poller, fault, is_steady, is_watcher: false, polls }
     }
 
     fn poller_fd(&self) -> Option<i32> {
@@ -322,7 +322,7 @@ struct Driver {
     fault: Fault,
     is_steady: bool,
     is_watcher: bool,
-    looks: bool,
+    polls: bool,
 }
 
 impl Driver {
@@ -336,7 +336,7 @@ impl Driver {
     }
 
     fn is_due(&self, _: Instant) -> bool {
-        self.looks
+        self.polls
     }
 
     fn detect(&self) {
@@ -350,7 +350,7 @@ impl Driver {
     ) -> Detected {
         let is_awaited = || match self.fault {
             Fault::NoAsking => false,
-            Fault::NoLastLook if self.is_watcher => blindly(is_awaited),
+            Fault::NoLastCheck if self.is_watcher => blindly(is_awaited),
             _ => is_awaited(),
         };
         let was_free = self.poller.park_unless(!self.is_watcher, is_awaited);

@@ -31,11 +31,11 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// The last searcher does not look once more after it has announced its sleep.
-    NoLastLook,
+    /// The last searcher does not check once more after it has announced its sleep.
+    NoLastCheck,
     /// A host does not ask whether it is awaited before it sleeps.
     NoAsking,
-    /// A look takes the notification while others sleep.
+    /// A poll pass takes the notification while others sleep.
     NoLeaving,
     /// A worker that is back from the poller does not ask whether another one was called.
     NoAnswering,
@@ -100,7 +100,7 @@ impl Poller {
         self.parked_count() > 0
     }
 
-    /// A look, which takes a notification, whichever thread it was for. Sleepers are not told.
+    /// A poll pass, which takes a notification, whichever thread it was for. Sleepers are not told.
     pub(crate) fn detect(&self, fault: Fault) {
         if self.try_lock() {
             if self.parked_count() == 0 || fault == Fault::NoLeaving {
@@ -177,7 +177,7 @@ pub(crate) struct Model<T = Task> {
     pub(crate) computing: Vec<ComputeQueue<T>>,
     /// The injected reactions are in no queue of loom's: this word, read before each use and changed before a
     /// task joins them, lets other threads run in between. (No model queues a reaction on a worker.)
-    pub(crate) turn: AtomicUsize,
+    pub(crate) switch_point: AtomicUsize,
     /// How many tasks have not been run.
     pub(crate) left: Mutex<usize>,
     pub(crate) was_run: Condvar,
@@ -188,7 +188,7 @@ impl<T> Parts for Model<T> {
     type Task = T;
 
     fn injected(&self) -> &Injected<T> {
-        self.turn.load(Ordering::Relaxed);
+        self.switch_point.load(Ordering::Relaxed);
         &self.injected
     }
 
@@ -284,7 +284,7 @@ impl<T> Model<T> {
             injected: Injected::new(),
             reacting: queues.iter().map(Queue::stealer).collect(),
             computing: (0..workers).map(|_| ComputeQueue::new()).collect(),
-            turn: AtomicUsize::new(0),
+            switch_point: AtomicUsize::new(0),
             left: Mutex::new(left),
             was_run: Condvar::new(),
             is_shutdown: AtomicBool::new(false),
@@ -299,10 +299,10 @@ pub(crate) fn model(workers: usize, left: usize, fault: Fault) -> (Arc<Model>, V
     (Arc::new(model), queues)
 }
 
-/// Starts the workers; the first of several looks at each switch.
+/// Starts the workers; the first of several polls for events at each switch.
 fn start(shared: &Arc<HybridShared>, queues: Vec<Queue<Runnable>>) -> Vec<thread::JoinHandle<()>> {
-    let looks = queues.len() > 1;
-    let start = |(index, queue)| start_worker(shared, index, queue, looks && index == 0);
+    let polls = queues.len() > 1;
+    let start = |(index, queue)| start_worker(shared, index, queue, polls && index == 0);
     queues.into_iter().enumerate().map(start).collect()
 }
 
@@ -335,17 +335,17 @@ fn start_push(shared: &Arc<HybridShared>, tasks: usize) -> thread::JoinHandle<()
     })
 }
 
-/// A worker runs a task that comes from outside, while another thread looks for events.
-fn beside_a_look(fault: Fault) {
+/// A worker runs a task that comes from outside, while another thread polls for events.
+fn beside_a_poll_pass(fault: Fault) {
     let (shared, queues) = HybridShared::new(1, 1, fault);
     let mut threads = start(&shared, queues);
-    threads.push(start_look(&shared));
+    threads.push(start_poll_pass(&shared));
     threads.push(start_push(&shared, 1));
     join(&shared, threads);
 }
 
-/// Starts a thread that looks once.
-fn start_look(shared: &Arc<HybridShared>) -> thread::JoinHandle<()> {
+/// Starts a thread that polls for events once.
+fn start_poll_pass(shared: &Arc<HybridShared>) -> thread::JoinHandle<()> {
     let shared = Arc::clone(shared);
     thread::spawn(move || shared.poller.detect(shared.fault))
 }
@@ -358,12 +358,12 @@ fn held(fault: Fault) {
     join(&shared, threads);
 }
 
-/// The reserve thread watches while the only worker is inside a long poll, and another thread looks; a task of
-/// the reaction lane comes from outside.
+/// The reserve thread watches while the only worker is inside a long poll, and another thread polls for events; a
+/// task of the reaction lane comes from outside.
 fn sentinel(fault: Fault) {
     let (shared, _queues) = HybridShared::new(1, 1, fault);
-    let threads = vec![start_reserve(&shared), start_look(&shared)];
-    shared.turn.fetch_add(1, Ordering::Relaxed);
+    let threads = vec![start_reserve(&shared), start_poll_pass(&shared)];
+    shared.switch_point.fetch_add(1, Ordering::Relaxed);
     shared.queue_from_outside(Runnable::new(Task::Ends), None, NOW.as_nanos());
     join(&shared, threads);
 }
@@ -374,10 +374,10 @@ fn one_worker_runs_all() {
     loom::model(|| whole(1, 2, Fault::None));
 }
 
-/// Goal: a worker never sleeps over a task whose notification a look has taken.
+/// Goal: a worker never sleeps over a task whose notification a poll pass has taken.
 #[test]
-fn a_look_takes_no_call() {
-    loom::model(|| beside_a_look(Fault::None));
+fn a_poll_pass_takes_no_call() {
+    loom::model(|| beside_a_poll_pass(Fault::None));
 }
 
 /// Goal: two workers never sleep over a task, whichever of them is in the poller, and although one
@@ -403,7 +403,7 @@ fn the_sentinel_runs_reactions() {
     loom::model(|| sentinel(Fault::None));
 }
 
-/// The watchdog's setting for a poll that should be looked at soon, and for one that may take longer.
+/// The watchdog's setting for a poll that should be checked soon, and for one that may take longer.
 pub(crate) const SOON: Option<Duration> = Some(Duration::from_micros(2 * 200));
 pub(crate) const BRIEF: Option<Duration> = Some(Duration::from_micros(2 * 3 * 200));
 pub(crate) const LATER: Option<Duration> = Some(Duration::from_micros(2 * 5 * 200));
@@ -426,7 +426,7 @@ impl Model {
 }
 
 /// Goal: for a task from outside a sleeping worker is woken; else, if it reacts, the reserve thread in the
-/// poller; and where neither is there, the supervisor looks soon. Method: each lane, with and without each
+/// poller; and where neither is there, the supervisor checks soon. Method: each lane, with and without each
 /// of them.
 #[test]
 fn tasks_from_outside_are_seen_to() {
@@ -455,7 +455,7 @@ fn tasks_from_outside_are_seen_to() {
 }
 
 /// Goal: a task that is queued in the middle of a poll delays no other task: a sleeping worker is woken, or
-/// the supervisor looks, sooner for reactions, unless the poll is usually short; after the poll, or out of a look,
+/// the supervisor checks, sooner for reactions, unless the poll is usually short; after the poll, or in a poll pass,
 /// nothing of this is needed. Method: every case.
 #[test]
 fn tasks_behind_polls_are_seen_to() {
@@ -478,12 +478,12 @@ fn tasks_behind_polls_are_seen_to() {
             let must_wait = !is_given_away && is_polled && !was_running;
             let wakes = sleeps && (is_given_away || must_wait && !is_short);
             // A poll that is short as a rule keeps a reaction waiting for long only if it breaks that rule.
-            let look = match (reacts, is_short) {
+            let check = match (reacts, is_short) {
                 (true, true) => BRIEF,
                 (true, false) => SOON,
                 (false, _) => LATER,
             };
-            let watchdog = if must_wait && !wakes { look } else { None };
+            let watchdog = if must_wait && !wakes { check } else { None };
             assert_eq!(
                 (model.was_called(1), model.watchdog.timer.take()),
                 (wakes, watchdog),
@@ -531,13 +531,13 @@ const VARIABLE: &str = "VIGIE_LOOM_FAULT";
 /// Faults, and the models in which they show.
 const FAULTS: [(fn(Fault), Fault); 10] = [
     (|fault| whole(1, 1, fault), Fault::NoWaking),
-    (|fault| whole(1, 1, fault), Fault::NoLastLook),
-    (beside_a_look, Fault::NoAsking),
-    (beside_a_look, Fault::NoLeaving),
+    (|fault| whole(1, 1, fault), Fault::NoLastCheck),
+    (beside_a_poll_pass, Fault::NoAsking),
+    (beside_a_poll_pass, Fault::NoLeaving),
     (|fault| whole(2, 1, fault), Fault::NoAnswering),
     (held, Fault::NoWaking),
-    (held, Fault::NoLastLook),
+    (held, Fault::NoLastCheck),
     (sentinel, Fault::NoWaking),
-    (sentinel, Fault::NoLastLook),
+    (sentinel, Fault::NoLastCheck),
     (super::pool::all_run, Fault::NoNotice),
 ];

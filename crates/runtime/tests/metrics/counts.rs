@@ -187,7 +187,7 @@ fn a_hog_is_seen_while_it_lasts() {
             async move {
                 button.press();
                 is_served.recv().expect("a reserve thread serves");
-                is_seen.recv().expect("the test looks");
+                is_seen.recv().expect("the test reads the metrics");
             },
             runtime.handle(),
         );

@@ -213,8 +213,8 @@ fn those_who_compute_go_on() {
                 })
                 .detach();
             let hogs = Hogs::everywhere(runtime);
-            let before = hogs.turns();
-            while hogs.turns() < before + 100_000 {
+            let before = hogs.iterations();
+            while hogs.iterations() < before + 100_000 {
                 ping(&mut peer, 10);
             }
             drop(hogs);

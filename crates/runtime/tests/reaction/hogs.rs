@@ -32,29 +32,29 @@ pub(crate) fn each_with(
 #[derive(Debug)]
 pub(crate) struct Hogs {
     is_over: Arc<AtomicBool>,
-    turns: Arc<AtomicUsize>,
+    iterations: Arc<AtomicUsize>,
 }
 
 impl Hogs {
     /// Starts `count` of them, and waits until as many spin as there are `threads` for.
     pub(crate) fn start(handle: &Handle, count: usize, threads: usize) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
-        let turns = Arc::new(AtomicUsize::new(0));
+        let iterations = Arc::new(AtomicUsize::new(0));
         let spinning = Arc::new(AtomicUsize::new(0));
         for _ in 0..count {
-            let (is_over, turns) = (Arc::clone(&is_over), Arc::clone(&turns));
+            let (is_over, iterations) = (Arc::clone(&is_over), Arc::clone(&iterations));
             let spinning = Arc::clone(&spinning);
             let spin = async move {
                 spinning.fetch_add(1, Ordering::SeqCst);
                 while !is_over.load(Ordering::SeqCst) {
-                    turns.fetch_add(1, Ordering::Relaxed);
+                    iterations.fetch_add(1, Ordering::Relaxed);
                     std::hint::spin_loop();
                 }
             };
             handle.spawn(spin).detach();
         }
         settle::until(|| spinning.load(Ordering::SeqCst) >= threads);
-        Self { is_over, turns }
+        Self { is_over, iterations }
     }
 
     /// Hogs for each worker of a runtime of at most two.
@@ -63,8 +63,8 @@ impl Hogs {
     }
 
     /// How often they went round.
-    pub(crate) fn turns(&self) -> usize {
-        self.turns.load(Ordering::Relaxed)
+    pub(crate) fn iterations(&self) -> usize {
+        self.iterations.load(Ordering::Relaxed)
     }
 }
 

@@ -52,7 +52,7 @@ fn slice(text: &str) -> Option<u64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-/// Goal: the thread that watches asks for short turns, and what it executes has the usual ones. Method:
+/// Goal: the thread that watches asks for short slices, and what it executes has the usual ones. Method:
 /// `/proc` shows the slices; a child prints its own.
 #[test]
 fn slices_are_not_inherited() {

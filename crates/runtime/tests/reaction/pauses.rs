@@ -1,4 +1,4 @@
-//! Tasks that wait for peers pause between two bursts of looks. What runs meanwhile must not keep them.
+//! Tasks that wait for peers pause between two bursts of polls. What runs meanwhile must not keep them.
 
 use std::{
     future::poll_fn,
@@ -15,7 +15,7 @@ use vigie_runtime::{Flavor, Runtime, spawn};
 
 use crate::kit::guard::against_hang;
 
-/// More than any machine has cores: such a wait gives the core away after its first look.
+/// More than any machine has cores: such a wait gives the core away after its first poll.
 const PEERS: u32 = 1_000;
 
 const ROUNDS: usize = 50;

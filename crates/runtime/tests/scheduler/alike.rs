@@ -12,8 +12,8 @@ use super::{
     world::World,
 };
 
-/// The thread looks for events at such intervals, and a look takes so long.
-const LOOK_EVERY_NS: u64 = 50 * US;
+/// The thread polls for events at such intervals, and a poll pass takes so long.
+const PASS_INTERVAL_NS: u64 = 50 * US;
 const PASS_NS: u64 = 2 * US;
 
 struct Alike<'a> {
@@ -56,17 +56,17 @@ impl Alike<'_> {
         let mut polls = vec![0; count];
         // The number of tasks that were polled so often, and the lowest such number.
         let (mut having, mut least, mut most_ahead) = (vec![count], 0, 0);
-        let (mut ended, mut look_at): (Vec<usize>, u64) = ((0..count).collect(), self.now);
+        let (mut ended, mut pass_at): (Vec<usize>, u64) = ((0..count).collect(), self.now);
         let end = self.now + nanos;
         while self.now < end {
-            if self.now >= look_at {
+            if self.now >= pass_at {
                 ended.drain(..).for_each(|task| self.wake(task));
                 self.now += PASS_NS;
-                look_at = self.now + LOOK_EVERY_NS;
+                pass_at = self.now + PASS_INTERVAL_NS;
             }
             let next = turns.next(self.world, &self.own(), Instant::from_nanos(self.now));
             let Some((task, lane)) = next else {
-                self.now = look_at;
+                self.now = pass_at;
                 continue;
             };
             let is_odd = random.u32(..100) == 0;

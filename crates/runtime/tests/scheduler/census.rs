@@ -57,14 +57,14 @@ fn polls_for(world: &World, place: usize, now: u64, nanos: u64) {
 /// The supervisor's orders at `now`, if it called no thread for `call` long polls.
 fn orders(world: &World, now: u64, call: u128) -> WakePlan {
     let census = Census::take(world, Instant::from_nanos(now), LONG_POLL);
-    let since = SupervisorHistory { look: LONG_POLL, call, any: Duration::ZERO };
+    let since = SupervisorHistory { long_poll: LONG_POLL, call, any: Duration::ZERO };
     census.decide(world, false, since, QUANTUM).0
 }
 
 /// Goal: a brief poll that is late, and whose thread may only wait for a processor, counts as long at once if another
-/// worker sleeps, which is woken; not if one switches; and not before it was looked at again if none does. Method: a
+/// worker sleeps, which is woken; not if one switches; and not before it was checked again if none does. Method: a
 /// reaction behind such a poll, while the other worker switches, sleeps, is late as well, or is between two polls;
-/// which thread the supervisor calls, and when it looks again.
+/// which thread the supervisor calls, and when it checks again.
 #[test]
 fn late_brief_polls_are_left_to_workers_that_switch() {
     let nobody = WakePlan::default();
@@ -89,7 +89,7 @@ fn late_brief_polls_are_left_to_workers_that_switch() {
         let census = Census::take(&world, now, LONG_POLL);
         let case = format!("{other:?} {sleeps}");
         assert_eq!(census.caught, usize::from(counts), "{case}");
-        let since = SupervisorHistory { look: LONG_POLL, call: 1_000, any: Duration::ZERO };
+        let since = SupervisorHistory { long_poll: LONG_POLL, call: 1_000, any: Duration::ZERO };
         let (orders, needs_more) = census.decide(&world, false, since, QUANTUM);
         assert_eq!(orders, calls, "{case}");
         assert_eq!(world.worker_slot(0).is_caught(now, 200_000), counts, "{case}");
@@ -98,10 +98,10 @@ fn late_brief_polls_are_left_to_workers_that_switch() {
     }
 }
 
-/// Goal: late brief polls that no thread relieves count as long at the second look. Method: two looks at two of them,
+/// Goal: late brief polls that no thread relieves count as long at the second check. Method: two checks of two of them,
 /// in the middle of which a reaction waits.
 #[test]
-fn doubtful_polls_are_looked_at_twice() {
+fn doubtful_polls_are_checked_twice() {
     let ((world, queues), now) = (world_and_queues(), 1_000 * MS);
     for place in 0..2 {
         polls_for(&world, place, now, 201_000);
@@ -117,7 +117,7 @@ fn doubtful_polls_are_looked_at_twice() {
 /// Goal: the supervisor does not rest while something waits behind a late brief poll that another worker will
 /// relieve. Method: with and without; while a thread watches, and while none does.
 #[test]
-fn what_waits_for_relief_is_looked_at_again() {
+fn what_waits_for_relief_is_checked_again() {
     for (waits, is_watched, again) in [
         (false, true, rest_delay()),
         (true, true, Duration::from_millis(1)),
@@ -136,7 +136,7 @@ fn what_waits_for_relief_is_looked_at_again() {
     }
 }
 
-/// Goal: for a second after a thread was found asleep for long in a poll, all polls are looked at soon. Method: a
+/// Goal: for a second after a thread was found asleep for long in a poll, all polls are checked soon. Method: a
 /// poll that is late, asleep or not, on both sides of the bound.
 #[test]
 fn sleepers_raise_the_alert() {
@@ -317,22 +317,22 @@ fn endless_polls_let_one_task_through() {
         }
         world.serves().store(before);
         let census = Census::take(&world, Instant::from_nanos(now), LONG_POLL);
-        let since = SupervisorHistory { look: LONG_POLL, call: 0, any: Duration::from_nanos(any) };
+        let since = SupervisorHistory { long_poll: LONG_POLL, call: 0, any: Duration::from_nanos(any) };
         census.decide(&world, false, since, QUANTUM);
         assert_eq!(world.serves().load(), serves, "{polls} {any} {before:?}");
     }
 }
 
-/// Goal: the supervisor looks again at once where it is needed, each millisecond while tasks wait behind long polls, each two
+/// Goal: the supervisor checks again at once where it is needed, each millisecond while tasks wait behind long polls, each two
 /// ten while none do, and rests where nothing is long. Method: what its timer is set to.
 #[test]
-fn the_next_look_follows_what_was_seen() {
+fn the_next_check_follows_what_was_seen() {
     let ms = Duration::from_millis;
     for (is_caught, waits, needs_more, expected) in [
         (true, true, true, LONG_POLL / 2),
         (true, true, false, ms(1)),
         (true, false, false, ms(2)),
-        // One more look before the rest, when a thread that reads the watchdog meanwhile has set it.
+        // One more check before the rest, when a thread that reads the watchdog meanwhile has set it.
         (false, false, false, rest_delay()),
     ] {
         let (world, now) = (world(), Instant::from_nanos(1_000 * MS));
@@ -356,11 +356,11 @@ fn rest_delay() -> Duration {
     world.watchdog().timer.left()
 }
 
-/// Goal: while threads sleep in the kernel and more waits, the supervisor looks again soon at one that was called a
+/// Goal: while threads sleep in the kernel and more waits, the supervisor soon checks one again that was called a
 /// moment ago, since it may sleep, too; and not later, nor if nothing waits or sleeps. Method: a worker that sleeps,
 /// whose place is taken by a reserve thread in a young poll.
 #[test]
-fn those_called_for_sleepers_are_looked_at_soon() {
+fn those_called_for_sleepers_are_checked_soon() {
     for (call, waits, sleeps, again) in
         [(0, true, true, true), (2, true, true, true), (3, true, true, false)]
             .into_iter()
@@ -379,7 +379,7 @@ fn those_called_for_sleepers_are_looked_at_soon() {
             world.computing()[0].push(0, Rank { place: 0, needs_ns: 0, is_short: false });
         }
         let census = Census::take(&world, now, LONG_POLL);
-        let since = SupervisorHistory { look: LONG_POLL, call, any: Duration::ZERO };
+        let since = SupervisorHistory { long_poll: LONG_POLL, call, any: Duration::ZERO };
         let (orders, needs_more) = census.decide(&world, false, since, QUANTUM);
         assert_eq!((orders, needs_more), (WakePlan::default(), again), "{call} {waits} {sleeps}");
     }
@@ -387,16 +387,16 @@ fn those_called_for_sleepers_are_looked_at_soon() {
 
 /// Goal: where the reaction lane does not run empty for 5 ms, brief tasks alone react, the briefer the longer that
 /// lasts; a lane that ran empty, or a thread that was away, is no crowd. Method: a worker with two reactions at each
-/// of its looks; at one of them, or at none, it finds nothing, or comes a second late.
+/// of its searches; at one of them, or at none, it finds nothing, or comes a second late.
 #[test]
 fn brief_tasks_alone_react_in_a_crowd() {
     #[derive(Clone, Copy, PartialEq)]
-    enum Look {
+    enum Search {
         Usual,
         Empty,
         Late,
     }
-    for (odd, begins) in [(Look::Usual, 100), (Look::Empty, 150), (Look::Late, 81)] {
+    for (odd, begins) in [(Search::Usual, 100), (Search::Empty, 150), (Search::Late, 81)] {
         {
             let (world, queues) = world_and_queues();
             let (model, own) = (&world, OwnQueues { reacting: &queues[0], worker: Some(0) });
@@ -414,11 +414,11 @@ fn brief_tasks_alone_react_in_a_crowd() {
                 };
                 order::choose_rank(&account, None, false, now.as_nanos(), limits).is_none()
             };
-            for look in 1..=800 {
-                let is_odd = look == 50;
-                let late = odd == Look::Late && is_odd;
+            for search in 1..=800 {
+                let is_odd = search == 50;
+                let late = odd == Search::Late && is_odd;
                 now += if late { Duration::from_secs(1) } else { Duration::from_micros(50) };
-                if is_odd && odd == Look::Empty {
+                if is_odd && odd == Search::Empty {
                     while turns.next(model, &own, now).is_some() {}
                 } else {
                     queues[0].push(0);
@@ -429,8 +429,8 @@ fn brief_tasks_alone_react_in_a_crowd() {
                     let _ = queues[0].pop();
                 }
                 assert!(reacts(10_000, now), "the briefest always do");
-                assert_eq!(reacts(101_000, now), look < begins, "{look}");
-                assert_eq!(reacts(40_000, now), look < begins + 300, "{look}");
+                assert_eq!(reacts(101_000, now), search < begins, "{search}");
+                assert_eq!(reacts(40_000, now), search < begins + 300, "{search}");
             }
             assert_eq!(turns.next(model, &own, now).map(|next| next.1), Some(Lane::Reaction));
             assert_eq!(turns.next(model, &own, now), None, "it has run empty");

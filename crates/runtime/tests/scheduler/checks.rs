@@ -7,9 +7,9 @@
 //! - *kernel*: a thread was ready to run and had no core, unless it was inside a poll that computes for long.
 //!
 //! The rest must be at most `(1 + s) * base + share + put_off + surprise`, where
-//! - `base = 3 * long_poll + 3 * wake + start + look + slack`: the watchdog fires between one and two delays
+//! - `base = 3 * long_poll + 3 * wake + start + pass + slack`: the watchdog fires between one and two delays
 //!   after the beginning of a poll, it wakes the supervisor, which starts a thread; one poll that is just not
-//!   long, and the interval of looks;
+//!   long, and the interval of poll passes;
 //! - `s` is the number of threads that were caught in a long poll between `t0` and `t1`: after each the
 //!   supervisor may have to call another thread;
 //! - `share` is what the compute lane is owed for the reactions: a third of *older*, and 0.25 ms of debt for
@@ -70,7 +70,7 @@ const DEBT_MAX_NS: u64 = 4 * DEBT_NS;
 const PUT_OFF_EVENTS_MAX: u64 = 16;
 const PUT_OFF_MAX: u64 = 128;
 
-/// How many long polls later than others a poll is looked at that is long for once.
+/// How many long polls later than others a poll is checked that is long for once.
 const SURPRISE_MAX: u64 = 4;
 
 /// How long a burst at the beginning may have more threads.
@@ -412,7 +412,7 @@ impl World {
         self.note_threads();
     }
 
-    /// Looks at the threads; called whenever one more serves, and now and then.
+    /// Counts the threads; called whenever one more serves, and now and then.
     pub(crate) fn note_threads(&self) {
         let (now, serving) = (self.now(), self.serving.borrow().len());
         let mut checks = self.checks.borrow_mut();
@@ -433,7 +433,7 @@ impl World {
         }
     }
 
-    /// Looks whether a worker sleeps although a task is ready; called when either may have changed.
+    /// Checks whether a worker sleeps although a task is ready; called when either may have changed.
     pub(crate) fn note_idle(&self) {
         let (now, mut checks) = (self.now(), self.checks.borrow_mut());
         checks.lanes(now).is_everyone_awake = !self.idle().has_sleepers();

@@ -329,7 +329,7 @@ pub(crate) async fn supervise(world: Rc<World>) {
         let census = Census::take(&*world, now, long_poll);
         let is_unwatched = !world.is_watched() && !world.is_steady(now);
         let call = (now - last_call).as_nanos() / long_poll.as_nanos();
-        let since = SupervisorHistory { look: long_poll, call, any: now - last_any };
+        let since = SupervisorHistory { long_poll, call, any: now - last_any };
         let (orders, needs_more) = census.decide(&*world, is_unwatched, since, quantum);
         if world.serves().load() == ReserveMode::AnyOne {
             last_any = now;

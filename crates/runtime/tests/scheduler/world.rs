@@ -62,7 +62,7 @@ pub(crate) const RESERVES: usize = 160;
 /// The cost of starting a thread.
 pub(crate) const START_NS: u64 = 60_000;
 
-/// The costs of a switch, a look and a system call.
+/// The costs of a switch, a poll pass and a system call.
 pub(crate) const SWITCH_NS: u64 = 300;
 pub(crate) const PASS_NS: u64 = 1_500;
 pub(crate) const CALL_NS: u64 = 1_000;
@@ -455,7 +455,7 @@ impl World {
         self.is_rung.get() || now >= self.next_pass.get()
     }
 
-    /// Looks between two polls: what `Driver::detect` does.
+    /// A poll pass between two polls: what `Driver::detect` does.
     pub(crate) fn detect(&self, local: &Local, is_watcher: bool) {
         let now = self.now();
         if !is_watcher {
@@ -484,8 +484,8 @@ impl World {
 
     /// What `supervisor::is_steady` says.
     pub(crate) fn is_steady(&self, now: Instant) -> bool {
-        let [look, gap] = [&self.last_pass, &self.last_gap].map(|at| Instant::from_nanos(at.get()));
-        order::is_steady(now, look, gap, self.options.long_poll)
+        let [pass, gap] = [&self.last_pass, &self.last_gap].map(|at| Instant::from_nanos(at.get()));
+        order::is_steady(now, pass, gap, self.options.long_poll)
     }
 
     // ------------------------------------------------------------------------------- parking
