@@ -124,8 +124,8 @@ impl<P: Provider> Engine for NicEngine<P> {
         }
     }
 
-    fn progress(&mut self, turn: &EngineContext<'_>) -> Progress {
-        self.provider.progress(turn.now());
+    fn progress(&mut self, context: &EngineContext<'_>) -> Progress {
+        self.provider.progress(context.now());
         Progress::Done
     }
 

@@ -48,7 +48,7 @@ impl<E: Engine> SpinningHost<E> {
     /// As [`EngineHost::wait`]. Cancel safe: output that arrived for it goes to other waits.
     #[inline]
     pub(crate) fn wait(&self, want: E::Request) -> SpinningWait<'_, E> {
-        SpinningWait { host: &self.host, want, look: self.waiter.wait(), wait: None }
+        SpinningWait { host: &self.host, want, spin: self.waiter.wait(), wait: None }
     }
 }
 
@@ -77,7 +77,7 @@ impl<E: Engine> fmt::Debug for SpinningHost<E> {
 pub(crate) struct SpinningWait<'a, E: Engine> {
     host: &'a EngineHost<E>,
     want: E::Request,
-    look: SharedWait<'a>,
+    spin: SharedWait<'a>,
     /// Set once spinning is over.
     wait: Option<EngineWait<'a, E>>,
 }
@@ -89,16 +89,16 @@ impl<E: Engine> Future for SpinningWait<'_, E> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { host, want, look, wait } = self.get_mut();
+        let Self { host, want, spin, wait } = self.get_mut();
         let wait = match wait {
             Some(wait) => wait,
-            None => match ready!(look.poll_spin(cx, || host.try_take(want).into())) {
+            None => match ready!(spin.poll_spin(cx, || host.try_take(want).into())) {
                 Some(found) => return Poll::Ready(Ok(found)),
                 None => wait.insert(host.wait(want.clone())),
             },
         };
         let found = ready!(Pin::new(wait).poll(cx));
-        look.slept();
+        spin.slept();
         Poll::Ready(found)
     }
 }

@@ -12,7 +12,7 @@ use vigie_via::{
     vi::{Connect, DisconnectReason, NicEvent, Provider, Reliability, ViAttributes},
 };
 
-const LOOKS_MAX: u32 = 100_000;
+const POLLS_MAX: u32 = 100_000;
 
 fn engines() -> (MessageEngine<Shm>, MessageEngine<Shm>) {
     let mut engines = [0, 1].map(|rank| {
@@ -23,7 +23,7 @@ fn engines() -> (MessageEngine<Shm>, MessageEngine<Shm>) {
     let address = engines[1].nic().address();
     engines[0].connect(1, &address, b"messages", Instant::MAX).expect("asks");
     let mut connected = 0;
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..POLLS_MAX {
         for engine in &mut engines {
             engine.progress(Instant::now());
             while let Some(event) = engine.next_event() {
@@ -65,7 +65,7 @@ fn last_words_are_heard() {
     for word in words {
         let id = other.post_receive(from_0());
         let mut found = Vec::new();
-        let received = (0..LOOKS_MAX).find_map(|_| {
+        let received = (0..POLLS_MAX).find_map(|_| {
             other.progress(Instant::now());
             match other.poll_receive(id, &mut found) {
                 Poll::Ready(result) => Some(result),
@@ -77,7 +77,7 @@ fn last_words_are_heard() {
     }
     let mut found = Vec::new();
     let id = other.post_receive(from_0());
-    let failed = (0..LOOKS_MAX).find_map(|_| {
+    let failed = (0..POLLS_MAX).find_map(|_| {
         other.progress(Instant::now());
         match other.poll_receive(id, &mut found) {
             Poll::Ready(result) => Some(result),
@@ -97,7 +97,7 @@ fn last_words_are_heard() {
 fn a_failure_that_nobody_asks_about_keeps_nobody_awake() {
     let (one, mut other) = engines();
     drop(one);
-    let armed = (0..LOOKS_MAX).find(|_| {
+    let armed = (0..POLLS_MAX).find(|_| {
         other.progress(Instant::now());
         other.failure(0).is_some() && matches!(other.arm(), Ok(ArmOutcome::Armed))
     });

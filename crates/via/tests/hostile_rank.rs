@@ -18,7 +18,7 @@ use vigie_via::{
     },
 };
 
-const LOOKS_MAX: u32 = 100_000;
+const POLLS_MAX: u32 = 100_000;
 const AREA_BYTES: u32 = 256 << 10;
 const CONTROL_IMMEDIATE: i32 = 1 << 30;
 
@@ -80,7 +80,7 @@ impl Attacker {
             open: None,
             _regions: regions,
         };
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..POLLS_MAX {
             let now = Instant::now();
             victim.progress(now);
             this.nic.progress(now);
@@ -338,7 +338,7 @@ fn engine(rank: u32) -> MessageEngine<Shm> {
 fn befriend(victim: &mut MessageEngine<Shm>, friend: &mut MessageEngine<Shm>) {
     let address = friend.nic().address();
     victim.connect(2, &address, b"messages", Instant::MAX).expect("asks");
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..POLLS_MAX {
         victim.progress(Instant::now());
         friend.progress(Instant::now());
         if let Some(EngineEvent::Requested { request, .. }) = friend.next_event() {
@@ -354,7 +354,7 @@ fn befriend(victim: &mut MessageEngine<Shm>, friend: &mut MessageEngine<Shm>) {
 fn receive(one: &mut MessageEngine<Shm>, other: &mut MessageEngine<Shm>, from: u32) -> Vec<u8> {
     let id = one.post_receive(Pattern { context: 5, source: Some(from), tag: Some(5) });
     let mut found = Vec::new();
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..POLLS_MAX {
         one.progress(Instant::now());
         other.progress(Instant::now());
         if let Poll::Ready(result) = one.poll_receive(id, &mut found) {
@@ -400,7 +400,7 @@ fn a_hostile_rank_hurts_itself_alone() {
             assert!(receive(other, one, 2 - to) == body, "seed {seed}");
         }
         drop(attacker);
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..POLLS_MAX {
             victim.progress(Instant::now());
             if victim.failure(1).is_some() {
                 break;

@@ -416,8 +416,8 @@ fn xdp_queues_have_one_owner() {
 /// and counted. Method: frames one by one between two links in each way, then more than fit.
 #[test]
 #[ignore = "needs privilege: CAP_BPF in the first user namespace"]
-fn xdp_frames_are_looked_for_in_every_way() {
-    inside("xdp_frames_are_looked_for_in_every_way", &[&["-n"]], || {
+fn xdp_frames_are_awaited_in_every_way() {
+    inside("xdp_frames_are_awaited_in_every_way", &[&["-n"]], || {
         make_veth();
         for busy_poll in [Duration::ZERO, Duration::from_micros(20)] {
             let builder = |name: &str| {

@@ -65,14 +65,14 @@ impl End {
         [self.shared.key.0.to_le_bytes(), self.private.key.0.to_le_bytes()].concat()
     }
 
-    /// Lets the NIC work until `look` finds something; sleeps in between if there is nothing to do.
-    fn until<T>(&mut self, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+    /// Lets the NIC work until `check` finds something; sleeps in between if there is nothing to do.
+    fn until<T>(&mut self, mut check: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
             let now = Instant::now();
             assert!(now < end, "it did not come in {PATIENCE:?}");
             self.nic.progress(now);
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return found;
             }
             self.sleep();
@@ -383,7 +383,7 @@ fn nothing_is_left_behind() {
             names.push(format!("{:?}", end.nic));
             assert!(
                 !descriptors().is_empty() && mappings() > 0,
-                "the test looks at the right place"
+                "the test reads the right place"
             );
             if is_killed {
                 peer.0.kill();

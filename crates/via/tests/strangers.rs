@@ -94,11 +94,11 @@ fn attributes(tag: ProtectionTag) -> ViAttributes {
     }
 }
 
-/// Lets both work until `look` finds something.
+/// Lets both work until `check` finds something.
 fn until<T>(
     one: &mut End,
     other: &mut End,
-    mut look: impl FnMut(&mut End, &mut End) -> Option<T>,
+    mut check: impl FnMut(&mut End, &mut End) -> Option<T>,
 ) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -106,7 +106,7 @@ fn until<T>(
         assert!(now < end, "it did not come in {PATIENCE:?}");
         one.nic.progress(now);
         other.nic.progress(now);
-        if let Some(found) = look(one, other) {
+        if let Some(found) = check(one, other) {
             return found;
         }
     }

@@ -154,28 +154,28 @@ impl<'f, F: Fixture> Testbed<'f, F> {
 
     // -------------------------------------------------------------- time
 
-    fn turn(&mut self) {
+    fn tick(&mut self) {
         let now = self.fixture.now();
         for nic in &mut self.nics {
             nic.progress(now);
         }
     }
 
-    /// Lets time pass until `look` finds something.
+    /// Lets time pass until `check` finds something.
     pub(super) fn until<T>(
         &mut self,
-        mut look: impl FnMut(&mut Vec<F::Nic>) -> Option<T>,
+        mut check: impl FnMut(&mut Vec<F::Nic>) -> Option<T>,
     ) -> Option<T> {
         let end = self.later();
         loop {
-            self.turn();
-            if let Some(found) = look(&mut self.nics) {
+            self.tick();
+            if let Some(found) = check(&mut self.nics) {
                 return Some(found);
             }
             if !self.fixture.pass(end) {
                 // Events of the last step.
-                self.turn();
-                return look(&mut self.nics);
+                self.tick();
+                return check(&mut self.nics);
             }
         }
     }
@@ -183,16 +183,16 @@ impl<'f, F: Fixture> Testbed<'f, F> {
     /// Lets a little time pass.
     pub(super) fn step(&mut self) {
         self.fixture.pass(self.fixture.now() + self.profile.calm);
-        self.turn();
+        self.tick();
     }
 
     /// Lets everything that is pending happen.
     pub(super) fn calm(&mut self) {
         let end = self.fixture.now() + self.profile.calm;
         loop {
-            self.turn();
+            self.tick();
             if !self.fixture.pass(end) {
-                self.turn();
+                self.tick();
                 return;
             }
         }
@@ -261,7 +261,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
         self.expect(Clause::State, "the state", &found, &state)
     }
 
-    fn look(nic: &mut F::Nic, party: &Party, queue: Queue) -> Option<Completion> {
+    fn poll(nic: &mut F::Nic, party: &Party, queue: Queue) -> Option<Completion> {
         let cq = match queue {
             Queue::Send => party.send_cq,
             Queue::Receive => party.receive_cq,
@@ -278,7 +278,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
         party: &Party,
         queue: Queue,
     ) -> Result<Completion, Violation> {
-        let completion = self.until(|nics| Self::look(&mut nics[party.nic], party, queue));
+        let completion = self.until(|nics| Self::poll(&mut nics[party.nic], party, queue));
         self.report.completions += u64::from(completion.is_some());
         completion
             .ok_or_else(|| self.broken(Clause::End, format!("a {queue:?} completion did not come")))
@@ -330,7 +330,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
         queue: Queue,
     ) -> Result<(), Violation> {
         self.calm();
-        match Self::look(&mut self.nics[party.nic], party, queue) {
+        match Self::poll(&mut self.nics[party.nic], party, queue) {
             Some(found) => Err(self.broken(clause, format!("one completion too many: {found:?}"))),
             None => Ok(()),
         }

@@ -512,11 +512,11 @@ fn read_words<F: Fixture>(testbed: &mut Testbed<'_, F>, one: &Party, other: &Par
         let place = Some(other.place(offset));
         let read = descriptor(Operation::RdmaRead, number, place, Data::Segments(&data));
         testbed.post(one, &read)?;
-        let mut looks = number;
+        let mut polls = number;
         let vi = one.vi;
         let found = testbed.until(|nics| {
-            looks += 1;
-            let is_stored = offset != 0 || memory.store(0, whole(looks)).is_ok();
+            polls += 1;
+            let is_stored = offset != 0 || memory.store(0, whole(polls)).is_ok();
             nics[0].poll_queue(vi, Queue::Send).filter(|_| is_stored)
         });
         let Some(found) = found else {

@@ -260,11 +260,11 @@ impl DatagramEngine {
 
     /// Takes in what has arrived, at least for port `number`.
     #[inline]
-    fn look(&mut self, number: u8) -> Result<(), DatagramError> {
+    fn poll_port(&mut self, number: u8) -> Result<(), DatagramError> {
         match &mut self.transport {
-            DatagramTransport::Link(link) => link.look(&mut self.ports),
-            DatagramTransport::Udp(udp) => udp.look(number, &mut self.ports),
-            DatagramTransport::Simulated(udp) => udp.look(number, &mut self.ports),
+            DatagramTransport::Link(link) => link.poll(&mut self.ports),
+            DatagramTransport::Udp(udp) => udp.poll(number, &mut self.ports),
+            DatagramTransport::Simulated(udp) => udp.poll(number, &mut self.ports),
         }
     }
 
@@ -281,8 +281,8 @@ impl DatagramEngine {
         if let Some(received) = arrived(&mut self.ports) {
             return Ok(Some(received));
         }
-        let looked = self.look(number);
-        match (arrived(&mut self.ports), looked) {
+        let polled = self.poll_port(number);
+        match (arrived(&mut self.ports), polled) {
             (Some(received), _) => Ok(Some(received)),
             // Datagrams come again when the interface is up.
             (None, Ok(()) | Err(DatagramError::Down)) => Ok(None),

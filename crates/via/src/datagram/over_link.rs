@@ -109,7 +109,7 @@ impl OverLink {
     }
 
     #[inline]
-    pub(super) fn look(&mut self, ports: &mut Ports) -> Result<(), DatagramError> {
+    pub(super) fn poll(&mut self, ports: &mut Ports) -> Result<(), DatagramError> {
         if self.link.is_removed() {
             return Err(DatagramError::Removed);
         }
@@ -127,7 +127,7 @@ impl OverLink {
 
     /// Prepares for sleep. Returns whether something may be there.
     pub(super) fn arm(&mut self, awaits_room: bool) -> Result<bool, DatagramError> {
-        self.link.look()?;
+        self.link.poll_monitor()?;
         // While the interface is down, only the news that it is up again makes room.
         let awaits_room = awaits_room || self.link.has_unsent();
         self.link.await_room(awaits_room && self.link.is_up())?;

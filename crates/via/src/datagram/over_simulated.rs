@@ -88,7 +88,7 @@ impl OverSimulated {
     }
 
     /// Takes in the datagrams of one port.
-    pub(super) fn look(&mut self, number: u8, ports: &mut Ports) -> Result<(), DatagramError> {
+    pub(super) fn poll(&mut self, number: u8, ports: &mut Ports) -> Result<(), DatagramError> {
         let place = PortAddress { node: self.node(), base: self.config.base_port, number };
         let Some(socket) = self.sockets.get(&number) else { return Ok(()) };
         for _ in 0..POLL_BATCH {

@@ -50,8 +50,8 @@ pub(super) struct OverUdp {
 struct PortSockets {
     /// The port's own socket, and one for each group.
     all: Vec<PortSocket>,
-    /// Counts polls.
-    turn: u32,
+    /// The number of polls so far.
+    poll_count: u32,
 }
 
 impl PortSockets {
@@ -154,7 +154,7 @@ impl OverUdp {
         for group in &self.groups {
             all.push(self.group_socket(*group, number).map_err(failed)?.into());
         }
-        self.sockets.insert(number, PortSockets { all, turn: 0 });
+        self.sockets.insert(number, PortSockets { all, poll_count: 0 });
         Ok(())
     }
 
@@ -244,12 +244,12 @@ impl OverUdp {
 
     /// Takes in the datagrams of one port.
     #[inline]
-    pub(super) fn look(&mut self, number: u8, ports: &mut Ports) -> Result<(), DatagramError> {
+    pub(super) fn poll(&mut self, number: u8, ports: &mut Ports) -> Result<(), DatagramError> {
         let base = self.config.base_port;
         let place = PortAddress { node: self.node(), base, number };
         let Some(sockets) = self.sockets.get_mut(&number) else { return Ok(()) };
-        sockets.turn = sockets.turn.wrapping_add(1);
-        let is_thorough = sockets.turn.is_multiple_of(FULL_POLL_EVERY);
+        sockets.poll_count = sockets.poll_count.wrapping_add(1);
+        let is_thorough = sockets.poll_count.is_multiple_of(FULL_POLL_EVERY);
         let mut found = 0_u64;
         for (index, socket) in sockets.all.iter_mut().enumerate() {
             if (socket.empty_polls < EMPTY_POLLS_MAX || is_thorough)

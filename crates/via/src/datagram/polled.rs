@@ -100,7 +100,7 @@ impl PolledDevice {
     ///
     /// # Cost
     /// Over UDP one system call for eight datagrams, and one for each socket of the port: its own and one per group.
-    /// Sockets that have received nothing for long are looked at only in every eighth call.
+    /// Sockets that have received nothing for long are polled only in every eighth call.
     ///
     /// # Errors
     /// [`DatagramError::Removed`]. While the interface is down, there are no datagrams.

@@ -75,8 +75,8 @@ impl Neighbours {
     /// Receives a packet: its length and source port. Packets that do not come from a port are dropped.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, u16)>> {
         /// The most foreign packets skipped per call.
-        const LOOKS: u32 = 64;
-        for _ in 0..LOOKS {
+        const SKIPPED_MAX: u32 = 64;
+        for _ in 0..SKIPPED_MAX {
             match self.socket.recv_from(buffer) {
                 Ok((count, from)) => {
                     if let Some(port) = self.port_of(&from) {

@@ -26,7 +26,7 @@ use crate::{
 const PACKETS_MAX: usize = 8;
 
 /// The most frames examined per call, so that garbage does not keep the caller from its work.
-const LOOKS: usize = 64;
+const FRAMES_MAX: usize = 64;
 
 /// The neighbours' socket, which costs a call, is polled in one of this many receives, or in each as
 /// long as packets arrive there.
@@ -62,7 +62,7 @@ pub struct EtherWire {
     /// The frame length that the NIC was last told.
     told: usize,
     /// Receives since the neighbours' socket was last polled, and whether that found a packet.
-    looks: u32,
+    receives: u32,
     has_company: bool,
     counters: EtherCounters,
 }
@@ -78,7 +78,7 @@ impl EtherWire {
         let path = EtherPath::new(link.address(), neighbours.port());
         let told = link.payload_max();
         let (fragments, counters) = (Reassembly::default(), EtherCounters::default());
-        let (packet, looks, has_company) = (0, 0, false);
+        let (packet, receives, has_company) = (0, 0, false);
         Ok(Self {
             link,
             neighbours,
@@ -87,7 +87,7 @@ impl EtherWire {
             fragments,
             packet,
             told,
-            looks,
+            receives,
             has_company,
             counters,
         })
@@ -204,7 +204,7 @@ impl EtherWire {
     fn receive_frame(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, EtherPath)>> {
         const BEFORE: usize = link::HEADER_BYTES + ENCAP_BYTES;
         let Self { link, fragments, counters, path, .. } = self;
-        for _ in 0..LOOKS {
+        for _ in 0..FRAMES_MAX {
             let mut found = None;
             let received = link.recv_each(1, |frame| {
                 let mut before = [0; BEFORE];
@@ -244,7 +244,7 @@ impl EtherWire {
 
     #[cold]
     fn receive_neighbour(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, EtherPath)>> {
-        self.looks = 0;
+        self.receives = 0;
         let found = self.neighbours.receive(buffer)?;
         // Where there was one packet there may be more.
         self.has_company = found.is_some();
@@ -295,8 +295,8 @@ impl Wire for EtherWire {
     }
 
     fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, EtherPath)>> {
-        self.looks += 1;
-        if self.looks < NEIGHBOURS_EVERY {
+        self.receives += 1;
+        if self.receives < NEIGHBOURS_EVERY {
             let found = self.receive_frame(buffer)?;
             if found.is_some() || !self.has_company {
                 return Ok(found);
@@ -317,7 +317,7 @@ impl Wire for EtherWire {
             return NEIGHBOUR_BYTES;
         }
         // After a failure the last known length remains.
-        let _ = self.link.look();
+        let _ = self.link.poll_monitor();
         self.told = self.link.payload_max();
         self.whole_bytes()
     }

@@ -85,10 +85,10 @@ impl Engine for LinkEngine {
             LinkRequest::Frame => {
                 if self.arrived.is_empty() {
                     let arrived = &mut self.arrived;
-                    let looked = self.link.recv_each(POLL_FRAMES, |frame| {
+                    let polled = self.link.recv_each(POLL_FRAMES, |frame| {
                         arrived.push_back(OwnedFrame::new(frame));
                     });
-                    match looked {
+                    match polled {
                         // Frames come again when the interface is up.
                         Ok(_) | Err(LinkError::Down) => {}
                         Err(error) => return Some(LinkOutput::Failed(error)),
@@ -126,7 +126,7 @@ impl Engine for LinkEngine {
     }
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
-        self.link.look().map_err(io::Error::other)?;
+        self.link.poll_monitor().map_err(io::Error::other)?;
         let _ = self.link.flush();
         // While the interface is down, only the news that it is up again makes room.
         let awaits_room = !self.link.has_room() || self.link.has_unsent();

@@ -347,7 +347,7 @@ impl Link {
     /// # Errors
     /// The kernel's, from its routing socket.
     pub fn next_event(&mut self) -> Result<Option<LinkEvent>, LinkError> {
-        self.look()?;
+        self.poll_monitor()?;
         Ok(self.monitor.next_event())
     }
 
@@ -355,9 +355,9 @@ impl Link {
         self.monitor.put_back(event);
     }
 
-    pub(crate) fn look(&mut self) -> Result<(), LinkError> {
+    pub(crate) fn poll_monitor(&mut self) -> Result<(), LinkError> {
         let what = "watching the interface";
-        self.monitor.look().map_err(|source| LinkError::Kernel { what, source })?;
+        self.monitor.poll().map_err(|source| LinkError::Kernel { what, source })?;
         // The routing socket has already reported this error, which would otherwise be reported again and
         // again.
         let _ = rustix::net::sockopt::socket_error(self.socket.descriptor());
@@ -418,7 +418,7 @@ impl Link {
     /// Checks whether the interface is up again.
     #[cold]
     fn check_up(&mut self) -> Result<(), LinkError> {
-        self.look()?;
+        self.poll_monitor()?;
         if self.is_removed() {
             return Err(LinkError::Removed);
         }
@@ -440,7 +440,7 @@ impl Link {
     /// Makes an error of the kernel's number, after checking what happened to the interface.
     #[cold]
     fn failure(&mut self, what: &'static str, source: io::Error) -> LinkError {
-        let _ = self.look();
+        let _ = self.poll_monitor();
         let errno = Errno::from_io_error(&source);
         if self.monitor.interface().is_gone || errno == Some(Errno::NXIO) {
             return LinkError::Removed;

@@ -97,7 +97,7 @@ impl Monitor {
         this.ask()
             .map_err(|source| OpenError::Kernel { what: "asking for the interface", source })?;
         // The kernel answers within the call that asks.
-        this.look()
+        this.poll()
             .map_err(|source| OpenError::Kernel { what: "asking for the interface", source })?;
         this.events.clear();
         if this.now.is_gone {
@@ -141,7 +141,7 @@ impl Monitor {
     }
 
     /// Takes in what the kernel has reported since the last call.
-    pub(super) fn look(&mut self) -> io::Result<()> {
+    pub(super) fn poll(&mut self) -> io::Result<()> {
         for _ in 0..MESSAGES_MAX {
             match recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((length, _)) => {

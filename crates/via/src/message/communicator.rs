@@ -391,7 +391,7 @@ impl<P: Provider> Communicator<P> {
         let pattern = self.pattern(source.into(), tag.into());
         let inner = &*self.inner;
         let mut wait = inner.waiter.wait();
-        let looked = wait.try_first(|| {
+        let polled = wait.try_first(|| {
             inner.with(|engine| {
                 for _ in 0..POLLS_PER_LOCK {
                     if let Some(begun) = engine.receive_begun(&pattern, sink) {
@@ -401,13 +401,13 @@ impl<P: Provider> Communicator<P> {
                 Probe::Pending
             })
         });
-        match looked {
+        match polled {
             Poll::Ready(Some(Begun::Received(status))) => Ok(status),
             Poll::Ready(Some(Begun::Open(id))) => {
                 self.recv_rest(id, sink, (wait, WaitPhase::Polling)).await
             }
-            looked => {
-                let phase = WaitPhase::after(&looked);
+            polled => {
+                let phase = WaitPhase::after(&polled);
                 self.recv_later(pattern, sink, (wait, phase)).await
             }
         }

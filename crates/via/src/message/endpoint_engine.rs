@@ -53,7 +53,7 @@ pub(super) struct EndpointEngine<P: Provider> {
 
 /// A dropped endpoint whose engine still hands over what was sent.
 struct Leaving {
-    /// Set by the first turn.
+    /// Set by the first poll pass.
     until: Option<Instant>,
     /// The process in which it was dropped: a forked child leaves the rest to that.
     process: u32,
@@ -81,7 +81,7 @@ impl<P: Provider> EndpointEngine<P> {
     /// Returns the ranks that have not taken all that was sent, once there is no more time, or none.
     fn all_left(&mut self, deadline: Option<Instant>) -> Option<BTreeSet<u32>> {
         let unreached = self.engine.unreached();
-        // Before the first turn, the time is not known.
+        // Before the first poll pass, the time is not known.
         let deadline = deadline.or_else(|| self.leaving.as_ref().and_then(|it| it.until));
         let deadline = deadline.unwrap_or(Instant::MAX);
         if unreached.is_empty() || deadline <= self.engine.now() {
@@ -131,8 +131,8 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
         }
     }
 
-    fn progress(&mut self, turn: &EngineContext<'_>) -> Progress {
-        let now = turn.now();
+    fn progress(&mut self, context: &EngineContext<'_>) -> Progress {
+        let now = context.now();
         // Those that still wait say so again.
         self.close_by = None;
         if let Some(leaving) = &mut self.leaving {
@@ -160,9 +160,9 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let first_turn = self.leaving.as_ref().filter(|leaving| leaving.until.is_none());
-        let first_turn = first_turn.map(|_| self.engine.now());
-        [self.engine.next_deadline(), self.close_by, first_turn].into_iter().flatten().min()
+        let first_pass = self.leaving.as_ref().filter(|leaving| leaving.until.is_none());
+        let first_pass = first_pass.map(|_| self.engine.now());
+        [self.engine.next_deadline(), self.close_by, first_pass].into_iter().flatten().min()
     }
 
     fn can_announce(&self) -> bool {

@@ -236,7 +236,7 @@ impl<P: Provider> Communicator<P> {
         let inner = &*self.inner;
         let owner = || Arc::clone(&self.inner);
         let mut wait = inner.waiter.wait();
-        let looked = wait.try_first(|| {
+        let polled = wait.try_first(|| {
             let found = inner.with(|engine| match engine.try_recv_view(pattern) {
                 Some(found) => Some(Some(found)),
                 None => engine.has_unexpected(pattern).then_some(None),
@@ -244,13 +244,13 @@ impl<P: Provider> Communicator<P> {
             found.into()
         });
         let mut bytes = Vec::new();
-        let status = match looked {
+        let status = match polled {
             Poll::Ready(Some(Some((status, view)))) => {
                 return Ok(MessageView { inner: owner(), status, view: Some(view), bytes });
             }
             Poll::Ready(Some(None)) => self.recv_into(source, tag, &mut bytes).await?,
-            looked => {
-                let phase = WaitPhase::after(&looked);
+            polled => {
+                let phase = WaitPhase::after(&polled);
                 self.recv_later(pattern, &mut bytes, (wait, phase)).await?
             }
         };

@@ -12,7 +12,7 @@ use vigie_detect::{Instant, Server, WaitError};
 
 use crate::{protocol::MessageEngine, vi::Provider};
 
-/// The longest pause between two looks of an engine without a server.
+/// The longest pause between two polls of an engine without a server.
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// The reason why an endpoint was closed before all that was sent had been handed over.

@@ -42,8 +42,8 @@ pub(super) enum WaitPhase {
 
 impl WaitPhase {
     /// The phase after polls that found nothing.
-    pub(super) const fn after<T>(looked: &Poll<T>) -> Self {
-        if looked.is_pending() { Self::Yielding } else { Self::Sleeping }
+    pub(super) const fn after<T>(polled: &Poll<T>) -> Self {
+        if polled.is_pending() { Self::Yielding } else { Self::Sleeping }
     }
 }
 
@@ -64,7 +64,7 @@ where
     /// Spins for as long as one poll may. `Ready(None)`: it is time to sleep.
     fn spin(&mut self, cx: &Context<'_>) -> Poll<Option<Result<T, RequestError>>> {
         let Self { inner, id, attempt, worked, .. } = self;
-        let mut look = || {
+        let mut poll = || {
             inner.with(|engine| {
                 let before = worked.unwrap_or_else(|| engine.worked());
                 match attempt(engine, *id) {
@@ -75,11 +75,11 @@ where
             })
         };
         match self.phase {
-            WaitPhase::Polling => self.wait.poll_spin(cx, look),
+            WaitPhase::Polling => self.wait.poll_spin(cx, poll),
             WaitPhase::Sleeping => Poll::Ready(None),
             WaitPhase::Yielding => {
                 self.phase = WaitPhase::Polling;
-                if let Probe::Ready(result) = look() {
+                if let Probe::Ready(result) = poll() {
                     return Poll::Ready(Some(result));
                 }
                 cx.waker().wake_by_ref();
@@ -108,12 +108,12 @@ where
         }
         this.phase = WaitPhase::Sleeping;
         let Self { id, attempt, waiter, .. } = this;
-        let looked =
+        let polled =
             waiter.poll(cx, |endpoint_engine| match attempt(endpoint_engine.engine(), *id) {
                 Poll::Ready(result) => Some(result),
                 Poll::Pending => None,
             });
-        looked.map(|ended| {
+        polled.map(|ended| {
             this.wait.slept();
             ended?.map_err(Into::into)
         })

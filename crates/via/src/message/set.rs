@@ -16,7 +16,7 @@ use crate::{
     vi::Provider,
 };
 
-/// The most requests that one look at a set polls.
+/// The most requests that one poll of a set polls.
 const POLLS_MAX: usize = 256;
 
 /// The outcome of a request of a [`RequestSet`].
@@ -39,8 +39,8 @@ pub type Ended = (usize, Result<RequestOutcome, MessageError>);
 /// If you drop the set, its sends go on and its receives are taken back, as if you had dropped the requests.
 ///
 /// # Cost
-/// A request that becomes ready is put on a list, so that a look costs as much as there are ready requests, and not as there
-/// are requests.
+/// A request that becomes ready is put on a list, so that a poll of the set costs as much as there are ready requests, and not as
+/// there are requests.
 ///
 /// # Examples
 /// ```
@@ -77,7 +77,7 @@ enum SetRequest<P: Provider> {
 }
 
 /// Polls the requests of a set that may have made progress, until `wanted` have ended or none is left to poll.
-fn look<P: Provider>(
+fn poll_set<P: Provider>(
     engine: &mut MessageEngine<P>,
     set: RequestId,
     members: &mut BTreeMap<u64, (usize, SetRequest<P>)>,
@@ -103,7 +103,7 @@ fn look<P: Provider>(
             ended.push_back((number, result.map_err(Into::into)));
         }
     }
-    engine.look_again(set);
+    engine.poll_again(set);
 }
 
 impl<P: Provider> SetRequest<P> {
@@ -177,17 +177,17 @@ impl<P: Provider> RequestSet<P> {
         self.len() == 0
     }
 
-    /// Looks without waiting, until `wanted` requests have ended.
-    fn look(&mut self, wanted: usize) {
+    /// Polls without waiting, until `wanted` requests have ended.
+    fn poll_members(&mut self, wanted: usize) {
         let Self { inner, id, members, ended, .. } = self;
-        inner.with(|engine| look(engine, *id, members, ended, wanted));
+        inner.with(|engine| poll_set(engine, *id, members, ended, wanted));
     }
 
-    /// Waits until `wanted` requests have ended, and looks for more as long as there are some ready.
+    /// Waits until `wanted` requests have ended, and takes more as long as there are some ready.
     async fn fill(&mut self, wanted: usize, most: usize) -> Result<(), MessageError> {
         let Self { inner, id, members, ended, .. } = self;
         UntilReady::new(inner, *id, |engine: &mut MessageEngine<P>, id| {
-            look(engine, id, members, ended, most);
+            poll_set(engine, id, members, ended, most);
             if ended.len() >= wanted { Poll::Ready(Ok(())) } else { Poll::Pending }
         })
         .await
@@ -242,20 +242,20 @@ impl<P: Provider> RequestSet<P> {
     /// Returns a request that has ended, without waiting.
     pub fn test_any(&mut self) -> Option<Ended> {
         if self.ended.is_empty() {
-            self.look(1);
+            self.poll_members(1);
         }
         self.ended.pop_front()
     }
 
     /// Returns all requests that have ended, without waiting.
     pub fn test_some(&mut self) -> Vec<Ended> {
-        self.look(usize::MAX);
+        self.poll_members(usize::MAX);
         self.ended.drain(..).collect()
     }
 
     /// Returns all requests in the order of their numbers, if all have ended.
     pub fn test_all(&mut self) -> Option<Vec<Ended>> {
-        self.look(usize::MAX);
+        self.poll_members(usize::MAX);
         self.members.is_empty().then(|| self.take_all())
     }
 

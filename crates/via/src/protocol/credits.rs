@@ -67,7 +67,7 @@ impl Allowance {
 
     #[inline]
     pub(super) const fn take(&mut self) {
-        debug_assert!(self.left() > 0, "the caller has looked");
+        debug_assert!(self.left() > 0, "the caller has checked");
         self.used = self.used.wrapping_add(1);
     }
 

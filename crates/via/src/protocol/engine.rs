@@ -596,7 +596,7 @@ impl<P: Provider> MessageEngine<P> {
             }
         }
 
-        // Events keep the engine awake only for one more look: perhaps no caller wants them.
+        // Events keep the engine awake only for one more poll: perhaps no caller wants them.
         let has_news = self.events.len() > self.events_reported;
         self.events_reported = self.events.len();
         let is_ending = !self.broken.is_empty();

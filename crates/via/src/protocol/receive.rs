@@ -239,12 +239,12 @@ impl<P: Provider> MessageEngine<P> {
     /// Returns the earliest message that fits and that no receive has matched, and leaves it in place: the
     /// next receive with that pattern gets it. Its `length` is that of the whole message.
     pub fn probe(&mut self, pattern: Pattern) -> Option<Status> {
-        self.look(&pattern).and_then(|key| Some(self.messages.get(key)?.status()))
+        self.poll_unexpected(&pattern).and_then(|key| Some(self.messages.get(key)?.status()))
     }
 
     /// As [`probe`](Self::probe), but takes the message off the list: only the returned receive can get it.
     pub fn matched_probe(&mut self, pattern: Pattern) -> Option<(RequestId, Status)> {
-        let key = self.look(&pattern)?;
+        let key = self.poll_unexpected(&pattern)?;
         let status = self.messages.get(key)?.status();
         let receive = ReceiveRequest::new(pattern, ReceiveState::Matched { message: key });
         Some((RequestId(self.bind(receive, key)), status))
@@ -310,7 +310,7 @@ impl<P: Provider> MessageEngine<P> {
         }
     }
 
-    fn look(&mut self, pattern: &Pattern) -> Option<u64> {
+    fn poll_unexpected(&mut self, pattern: &Pattern) -> Option<u64> {
         for _ in 0..BUDGET {
             if let Some((_, key)) = self.unexpected.find(pattern) {
                 return Some(key);

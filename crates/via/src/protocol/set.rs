@@ -1,7 +1,7 @@
 //! Sets of requests, and receives that their owners leave to themselves.
 //!
 //! A request that becomes ready is put on its set's list, and the set's waiter is named instead of its own: a wait for any of
-//! thousands of requests looks at those that are ready, and at no other.
+//! thousands of requests polls those that are ready, and no other.
 
 use super::{
     CancelState, MessageEngine, RequestId,
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::vi::Provider;
 
-/// The most completions that a look at a set takes.
+/// The most completions that a poll of a set takes.
 const BUDGET: usize = 64;
 
 impl<P: Provider> MessageEngine<P> {
@@ -68,13 +68,13 @@ impl<P: Provider> MessageEngine<P> {
                 return None;
             }
         }
-        // There is more to do: the next look finds it.
+        // There is more to do: the next poll finds it.
         self.ready.push(set);
         None
     }
 
-    /// Lets the waiter of a set look once more.
-    pub(crate) fn look_again(&mut self, set: RequestId) {
+    /// Lets the waiter of a set poll once more.
+    pub(crate) fn poll_again(&mut self, set: RequestId) {
         self.ready.push(set);
     }
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::vi::Provider;
 
-/// The state of a receive that has looked for its message.
+/// The state of a receive that has been polled for its message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Begun {
     /// The receive is done.

@@ -128,7 +128,7 @@ impl Shm {
         Ok(())
     }
 
-    /// Looks among the callers for the peer that a VI awaits, and drops callers that have given up.
+    /// Searches the callers for the peer that a VI awaits, and drops callers that have given up.
     fn pair_with_any(&mut self, name: u32) {
         for caller in self.callers.keys().collect::<Vec<_>>() {
             let attempt = self.vis.get(name).and_then(|vi| vi.attempt.as_ref());

@@ -107,7 +107,7 @@ impl Producer {
 
     /// Claims the line of an entry that is written soon, if entries follow each other without an answer: the peer's processor gives it up
     /// while this one writes others. The stores of a few messages fill the store buffer, so that without this each line would be waited
-    /// for. The peer looks at the next line all the time; that one is left to it.
+    /// for. The peer polls the next line all the time; that one is left to it.
     #[inline]
     pub(super) fn claim_ahead(&mut self) {
         if std::mem::replace(&mut self.is_in_burst, true) {

@@ -194,7 +194,7 @@ fn a_frozen_nic_goes_on_where_it_was() {
     }
 }
 
-/// Goal: a cut breaks both ends. Method: cut, and look at both.
+/// Goal: a cut breaks both ends. Method: cut, and check both.
 #[test]
 fn a_cut_breaks_both_ends() {
     let mut pair = Pair::new(3, FaultPlan::reliable(), Reliability::ReliableDelivery);

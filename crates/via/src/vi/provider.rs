@@ -507,7 +507,7 @@ pub trait Provider: Send + 'static {
     fn post_receive(&mut self, vi: ViId, descriptor: &ReceiveDescriptor<'_>)
     -> Result<(), ViError>;
 
-    /// Returns the next completion of a completion queue, after looking for new ones.
+    /// Returns the next completion of a completion queue, after polling for new ones.
     fn poll_cq(&mut self, cq: CqId) -> Option<Completion>;
 
     /// As [`poll_cq`](Self::poll_cq) for a caller that awaits a completion of `vi`: those of other VIs may be left until later calls, but

@@ -91,7 +91,7 @@ pub(super) struct DeadlineWait<'a, L> {
 
 impl<L: HubLink> DeadlineWait<'_, L> {
     /// Waits until `check` returns something. Several tasks may wait at once: a task that receives something
-    /// wakes all others, and each looks for its own.
+    /// wakes all others, and each checks whether its own has come.
     pub(super) async fn until<T>(
         &self,
         what: impl Fn() -> String,
@@ -155,7 +155,7 @@ impl<L: HubLink> WaiterSlot<'_, L> {
             }
             Ok(has_moved)
         });
-        // Nothing above fails, and looking once more is always right.
+        // Nothing above fails, and checking once more is always right.
         has_moved.unwrap_or(true)
     }
 }

@@ -82,14 +82,14 @@ impl Rank {
         (0..self.size).filter(move |rank| *rank != own)
     }
 
-    /// Works until `look` finds something; sleeps in between if there is nothing to do.
-    fn until<T>(&mut self, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+    /// Works until `check` finds something; sleeps in between if there is nothing to do.
+    fn until<T>(&mut self, mut check: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
             let now = Instant::now();
             assert!(now < end, "rank {} waits for ever", self.rank);
             self.engine.progress(now);
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return found;
             }
             if self.engine.arm().expect("can sleep") == ArmOutcome::Ready {

@@ -17,7 +17,7 @@ use crate::fails;
 const NOTHING: u8 = 0;
 const BARRIER: u8 = 1;
 const LIGHT_FENCE: u8 = 2;
-const SECOND_LOOK: u8 = 3;
+const SECOND_POLL: u8 = 3;
 const ANOTHER_NUMBER: u8 = 4;
 const MEMORY_OF_RINGS: u8 = 5;
 const ANNOUNCEMENT: u8 = 6;
@@ -107,7 +107,7 @@ fn delivers<const FAULT: u8>(count: u64) {
         }
         sleeper.fall_asleep(&*word).expect("no kernel is asked");
         // The second poll: nothing has arrived since.
-        if FAULT == SECOND_LOOK || published.load(Ordering::Acquire) == seen {
+        if FAULT == SECOND_POLL || published.load(Ordering::Acquire) == seen {
             wakeups += socket.sleep();
         }
         // `connection.wakeup_count` is compared with this: a peer that notifies more often is cut off.
@@ -140,8 +140,8 @@ fn mutant_without_the_light_fence_is_found() {
 }
 
 #[test]
-fn mutant_without_a_second_look_is_found() {
-    fails(|| delivers::<SECOND_LOOK>(1));
+fn mutant_without_a_second_poll_is_found() {
+    fails(|| delivers::<SECOND_POLL>(1));
 }
 
 #[test]

@@ -84,12 +84,12 @@ fn dropped_receives() {
 fn long_messages_keep_the_order_of_receives() {
     with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         const LENGTH: usize = 300_000;
-        for looks_first in [true, false] {
+        for polls_first in [true, false] {
             let mut posted = ranks[1].start_recv(0, 7);
             let sender = {
                 let (all, host) = (ranks[0].clone(), host.clone());
                 host.clone().spawn(async move {
-                    if looks_first {
+                    if polls_first {
                         host.pause().await;
                     }
                     all.send(1, 7, &pattern(LENGTH, 1)).await.expect("sent");
@@ -108,7 +108,7 @@ fn long_messages_keep_the_order_of_receives() {
             assert!(first.bytes == pattern(LENGTH, 1), "the receive that was posted first");
             let (status, clipped) = other.await.expect("no panic");
             assert!(status.is_truncated() && status.length == LENGTH as u64, "{status:?}");
-            assert!(clipped == pattern(LENGTH, 2)[..100_001], "the receive that looked");
+            assert!(clipped == pattern(LENGTH, 2)[..100_001], "the receive that polled");
             sender.await.expect("no panic");
         }
     });

@@ -155,7 +155,7 @@ fn exchanges() {
 }
 
 /// Goal: a probed message can be received later, into memory that the caller gives, and beside others; a forgotten receive takes its
-/// message from the others. Method: match a message, start its receive in a set, and look where its bytes are.
+/// message from the others. Method: match a message, start its receive in a set, and see where its bytes are.
 #[test]
 fn probed_messages_are_started() {
     with_ranks(2, EngineConfig::default(), |_, ranks| async move {

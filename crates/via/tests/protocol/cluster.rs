@@ -13,8 +13,8 @@ use vigie_via::{
     vi::{NicAttributes, Provider},
 };
 
-/// A run that takes more turns than this hangs.
-const TURNS_MAX: usize = 2_000_000;
+/// A run that takes more ticks than this hangs.
+const TICKS_MAX: usize = 2_000_000;
 
 pub(crate) struct Cluster {
     pub network: SimNetwork,
@@ -115,8 +115,8 @@ impl Cluster {
             }
         }
         let mut connected = 0;
-        for _ in 0..TURNS_MAX {
-            cluster.turn();
+        for _ in 0..TICKS_MAX {
+            cluster.tick();
             for rank in 0..size {
                 while let Some(event) = cluster.engine(rank).next_event() {
                     match event {
@@ -142,7 +142,7 @@ impl Cluster {
 
     /// Lets all engines work until all sleep, and then advances time to the next event. Returns whether
     /// anything was done.
-    pub(crate) fn turn(&mut self) -> bool {
+    pub(crate) fn tick(&mut self) -> bool {
         let mut has_worked = false;
         let now = self.network.now();
         for engine in &mut self.engines {
@@ -189,8 +189,8 @@ impl Cluster {
 
     /// Lets everything pending happen.
     pub(crate) fn settle(&mut self) {
-        for _ in 0..TURNS_MAX {
-            if !self.turn() {
+        for _ in 0..TICKS_MAX {
+            if !self.tick() {
                 return;
             }
         }
@@ -217,11 +217,11 @@ impl Cluster {
         id: RequestId,
         sink: &mut S,
     ) -> Result<Status, RequestError> {
-        for _ in 0..TURNS_MAX {
+        for _ in 0..TICKS_MAX {
             if let Poll::Ready(result) = self.engine(rank).poll_receive(id, sink) {
                 return result;
             }
-            assert!(self.turn(), "rank {rank} waits and nothing happens");
+            assert!(self.tick(), "rank {rank} waits and nothing happens");
         }
         panic!("rank {rank} waits for ever");
     }
@@ -242,12 +242,12 @@ impl Cluster {
         body: &[u8],
     ) -> Result<(), RequestError> {
         let SendState::Pending(id) = state else { return Ok(()) };
-        for _ in 0..TURNS_MAX {
+        for _ in 0..TICKS_MAX {
             let polled = self.engine(rank).poll_send(id, Some(&[IoSlice::new(body)]));
             if let Poll::Ready(result) = polled {
                 return result;
             }
-            assert!(self.turn(), "rank {rank} waits and nothing happens");
+            assert!(self.tick(), "rank {rank} waits and nothing happens");
         }
         panic!("rank {rank} waits for ever");
     }

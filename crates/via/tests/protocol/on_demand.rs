@@ -46,7 +46,7 @@ fn both_sides_may_call_at_once() {
                 let body = pattern(random.usize(0..3000), tag as usize);
                 let mode = SendMode::Standard;
                 for _ in 0..random.u32(0..3) {
-                    cluster.turn();
+                    cluster.tick();
                 }
                 let payload = Payload::Owned(body.clone());
                 let sent = cluster.engine(side).send(2 - side, 0, tag, mode, payload);

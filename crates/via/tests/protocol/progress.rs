@@ -135,11 +135,11 @@ impl Programs {
                 // A rank may compute for a while between two steps.
                 has_worked |= random.bool() && self.carry_on(rank);
             }
-            if has_worked || self.cluster.turn() {
+            if has_worked || self.cluster.tick() {
                 continue;
             }
             // A poll may send more, although its step is not done.
-            if (0..self.ranks.len()).any(|rank| self.carry_on(rank)) || self.cluster.turn() {
+            if (0..self.ranks.len()).any(|rank| self.carry_on(rank)) || self.cluster.tick() {
                 continue;
             }
             let left: Vec<_> = self.ranks.iter().map(|rank| rank.program.get(rank.next)).collect();

@@ -53,7 +53,7 @@ fn lengths_around_every_limit() {
                 if let Poll::Ready(result) = cluster.engine(1).poll_receive(id, &mut found) {
                     break result.expect("received");
                 }
-                assert!(cluster.turn(), "{length} bytes hang");
+                assert!(cluster.tick(), "{length} bytes hang");
             };
             assert_eq!((status.source, status.tag, status.is_truncated()), (0, tag, false));
             assert_eq!(status.length, body.len() as u64);
@@ -109,7 +109,7 @@ fn messages_do_not_overtake() {
             break;
         }
         is_sent = is_sent || cluster.is_done(0, sending, &large);
-        assert!(cluster.turn(), "hangs");
+        assert!(cluster.tick(), "hangs");
     }
     assert!(found == large, "the large message is whole");
     for (number, id) in (0_u8..).zip(behind) {
@@ -227,7 +227,7 @@ fn truncation_is_the_receivers_alone() {
             if let SendState::Pending(sending) = state {
                 let _ = cluster.engine(0).poll_send(sending, Some(&[IoSlice::new(&body)]));
             }
-            assert!(cluster.turn(), "hangs");
+            assert!(cluster.tick(), "hangs");
         };
         assert_eq!((status.length, status.is_truncated()), (length as u64, true));
         assert_eq!(found, body[..10]);
@@ -274,7 +274,7 @@ fn synchronous_mode_completes_at_the_match() {
             is_received =
                 is_received || cluster.engine(to).poll_receive(receive, &mut found[..]).is_ready();
             is_sent = is_sent || cluster.is_done(0, id, &body);
-            assert!(cluster.turn() || (is_received && is_sent), "hangs");
+            assert!(cluster.tick() || (is_received && is_sent), "hangs");
         }
         assert!(found == body, "{length} bytes to {to}");
     }
@@ -356,11 +356,11 @@ fn a_send_is_cancelled_or_delivered() {
                     break result;
                 }
                 if let Poll::Ready(result) = polled {
-                    let receive = receive.expect("just looked");
+                    let receive = receive.expect("just polled");
                     received = Some(cluster.receive_into(1, receive, &mut found));
                     break result;
                 }
-                assert!(cluster.turn(), "hangs");
+                assert!(cluster.tick(), "hangs");
             };
             if is_matched {
                 assert_eq!(
@@ -410,7 +410,7 @@ fn rendezvous_head_to_head() {
                 open -= 1;
             }
         }
-        assert!(cluster.turn() || open == 0, "hangs");
+        assert!(cluster.tick() || open == 0, "hangs");
     }
     assert!(found.iter().all(|one| *one == body));
 }
@@ -450,7 +450,7 @@ fn unexpected_floods_hold_no_other_message_up() {
     let mut is_sent = false;
     while cluster.engine(0).poll_receive(id, &mut found).is_pending() || !is_sent {
         is_sent = is_sent || cluster.is_done(1, sending, &large);
-        assert!(cluster.turn() || found.len() == large.len(), "the flood holds others up");
+        assert!(cluster.tick() || found.len() == large.len(), "the flood holds others up");
     }
     assert!(found == large);
     for tag in 0..500 {
@@ -510,7 +510,7 @@ fn announced_messages_are_bounded() {
 
     let mut found = Vec::new();
     while cluster.engine(1).try_recv(from(0, 2), &mut found).is_none() {
-        assert!(cluster.turn(), "what is only announced is asked for");
+        assert!(cluster.tick(), "what is only announced is asked for");
     }
     assert_eq!(found, b"ready");
     for (tag, (state, body)) in (0..9).zip(sent).filter(|(tag, _)| *tag != 2) {
@@ -591,7 +591,7 @@ fn vectored_and_strided_layouts() {
     let mut is_sent = false;
     while cluster.engine(1).poll_receive(id, &mut rows.sink(&mut target)).is_pending() {
         is_sent = is_sent || cluster.engine(0).poll_send(sending, Some(&slices)).is_ready();
-        assert!(cluster.turn(), "hangs");
+        assert!(cluster.tick(), "hangs");
     }
     let gather = |layout: &Layout, buffer: &[u8]| -> Vec<u8> {
         layout.slices(buffer).expect("inside").iter().flat_map(|one| one.to_vec()).collect()
@@ -634,7 +634,7 @@ fn more_than_four_gibibytes() {
             break result.expect("received");
         }
         let _ = cluster.engine(0).poll_send(sending, Some(&slices));
-        assert!(cluster.turn(), "hangs");
+        assert!(cluster.tick(), "hangs");
     };
     assert_eq!((status.length, sum.from, status.is_truncated()), (total, total, false));
     assert!(sum.checked > 1000);
@@ -716,7 +716,7 @@ fn what_is_received_at_once_is_the_first_that_fits() {
         assert_eq!(cluster.engine(1).try_recv(from(0, 1), &mut found), None);
         assert!(found.is_empty());
     }
-    // Three arrived before it, two of which were not looked at.
+    // Three arrived before it, two of which no call has asked for.
     assert!(cluster.engine(1).try_recv(from(0, 4), &mut found).is_some());
     assert_eq!(found, [4]);
     for tag in [2, 3] {

@@ -381,10 +381,10 @@ impl Traffic {
             if self.random.bool() {
                 self.poll();
             }
-            let is_quiet = (left == 0 || self.random.bool()) && !self.cluster.turn();
+            let is_quiet = (left == 0 || self.random.bool()) && !self.cluster.tick();
             if is_quiet && left == 0 {
                 self.poll();
-                if !self.cluster.turn() && self.clear_up() {
+                if !self.cluster.tick() && self.clear_up() {
                     self.check();
                     let cancelled = self.messages.iter().filter(|one| one.is_cancelled).count();
                     let (messages, errors) = (self.receipts.len(), self.errors);

@@ -105,7 +105,7 @@ impl<W: Wire> End<W> {
         self.until("no connection", |end| end.is_connected);
     }
 
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn tick(&mut self) {
         self.nic.progress(Instant::now());
         while let Some(event) = self.nic.next_event() {
             match event {
@@ -134,7 +134,7 @@ impl<W: Wire> End<W> {
         let end = Instant::now() + BOUND;
         while !is_so(self) {
             assert!(Instant::now() < end, "{otherwise}: {:?}", self.nic.counters());
-            self.turn();
+            self.tick();
         }
     }
 
@@ -191,7 +191,7 @@ impl<W: Wire> End<W> {
                 self.write(sent, lengths[sent]);
                 sent += 1;
             }
-            self.turn();
+            self.tick();
             assert_eq!(self.broken, None, "{sent} sent, {back} back: {:?}", self.nic.counters());
             while let Some(taken) = self.take(back) {
                 assert_eq!(taken, Ok(lengths[back]));
@@ -249,7 +249,7 @@ impl<W: Wire> End<W> {
         let mut number = 0;
         while !stops.load(Ordering::Relaxed) && self.broken.is_none() {
             assert!(Instant::now() < end, "the server waits for its end");
-            self.turn();
+            self.tick();
             if let Some(request) = self.request.take() {
                 let greeting = self.greeting();
                 self.nic.accept(request, self.vi, &greeting).expect("accepted");

@@ -28,7 +28,7 @@ pub(crate) struct Faults {
 const LATE_BY: usize = 5;
 
 /// A late packet waits for no more than this many polls.
-const LOOKS: u32 = 200;
+const POLLS_MAX: u32 = 200;
 
 #[derive(Default)]
 struct Shared {
@@ -94,17 +94,17 @@ fn forward(
     let mut random = Rng::with_seed(seed);
     let mut client = None;
     let mut late: VecDeque<(usize, usize, Vec<u8>)> = VecDeque::new();
-    let (mut number, mut looks) = (0, 0);
+    let (mut number, mut polls) = (0, 0);
     let mut buffer = vec![0; 1 << 16];
     let mut chance = move |per_thousand: u32| random.u32(..1000) < per_thousand;
     while !shared.stops.load(Ordering::Relaxed) {
-        looks += 1;
+        polls += 1;
         for side in 0..2 {
             let Ok((count, from)) = sockets[side].recv_from(&mut buffer) else { continue };
             if side == 0 {
                 client = Some(from);
             }
-            (number, looks) = (number + 1, 0);
+            (number, polls) = (number + 1, 0);
             let is_too_long = faults.longest > 0 && count > faults.longest;
             let is_cut = shared.cut[side].load(Ordering::Relaxed);
             if is_cut || is_too_long || chance(faults.lost) {
@@ -123,7 +123,7 @@ fn forward(
         }
         let mut at = 0;
         while at < late.len() {
-            if late[at].0 > number && looks < LOOKS {
+            if late[at].0 > number && polls < POLLS_MAX {
                 at += 1;
                 continue;
             }

@@ -128,7 +128,7 @@ fn descriptors_are_kept_for_bells() {
     assert_eq!(send_control(&mut pair), SendOutcome::Blocked);
 }
 
-/// Goal: neither notices nor entries are sent without a descriptor, and news of one is looked for. Method: none
+/// Goal: neither notices nor entries are sent without a descriptor, and news of one is polled for. Method: none
 /// left, in turn without news, with other news, and with one.
 #[test]
 fn a_bell_needs_a_descriptor() {

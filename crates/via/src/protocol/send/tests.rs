@@ -105,12 +105,12 @@ fn messages_are_counted() {
 
 /// Goal: polling alone makes progress. Method: a send and its receive with nothing but polls.
 #[test]
-fn a_poll_looks_for_itself() {
+fn a_poll_takes_in_what_has_come() {
     let mut pair = Pair::new(small());
     let id = pair.begin(3, SendMode::Synchronous, 8);
     pair.travel(0);
     assert!(pair.engine(1).probe(tagged(4)).is_none());
-    assert!(pair.engine(1).probe(tagged(3)).is_some(), "it has been looked for");
+    assert!(pair.engine(1).probe(tagged(3)).is_some(), "the poll before took it in");
     assert!(pair.engine(1).try_recv(tagged(3), &mut Vec::new()).is_some());
     assert_eq!(pair.engine(0).poll_send(id, None), Poll::Pending);
     pair.travel(1);

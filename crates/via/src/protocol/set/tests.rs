@@ -14,10 +14,10 @@ fn listed(engine: &mut MessageEngine<impl Provider>, set: RequestId) -> Vec<Requ
 }
 
 /// Goal: of many requests, those that became ready are found, in that order and once each, and their set is named instead of
-/// them; the others are not looked at. Method: a thousand receives and some sends in a set; messages of one and of several frames for
+/// them; the others are not polled. Method: a thousand receives and some sends in a set; messages of one and of several frames for
 /// four of the receives, one of which has left the set.
 #[test]
-fn only_ready_requests_are_looked_at() {
+fn only_ready_requests_are_polled() {
     let mut pair = Pair::new(EngineConfig { area_bytes: 64 << 10, ..small() });
     let engine = pair.engine(1);
     let set = engine.open_set();
@@ -46,7 +46,7 @@ fn only_ready_requests_are_looked_at() {
         assert!(matches!(ended, Poll::Ready(Ok(_))), "{tag}: {ended:?}");
     }
 
-    // What is ready before it joins is looked at once.
+    // What is ready before it joins is polled once.
     let _ = pair.send(2000, SendMode::Standard, 8);
     pair.serve(1);
     let engine = pair.engine(1);

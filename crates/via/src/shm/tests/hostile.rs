@@ -239,14 +239,14 @@ impl Attacker {
         let files = [file.as_fd(), page.as_fd()];
         sys::send(socket.as_fd(), &ControlPacket::Hello(hello).encode(), &files).map_err(text)?;
         // Accepted in the first round, identified in the second, confirmed in the third.
-        let mut looks = 0;
+        let mut polls = 0;
         let request = loop {
             victim.nic.quiet();
             if let Some(NicEvent::Requested { request, .. }) = victim.nic.next_event() {
                 break request;
             }
-            looks += 1;
-            if looks > 100 {
+            polls += 1;
+            if polls > 100 {
                 return Err("the victim does not hear an honest hello".into());
             }
         };
