@@ -4,7 +4,7 @@
 //! compresses or renders. A client on a thread of its own sends a message every few milliseconds, and measures the time
 //! until its echo.
 //!
-//! On tokio a message waits for the tasks before it in the queue. On vigie the scheduler itself looks for events: while
+//! On tokio a message waits for the tasks before it in the queue. On vigie the scheduler itself polls for events: while
 //! all workers compute, a reserve thread watches, and the task that an event is for runs first.
 //!
 //! ```text

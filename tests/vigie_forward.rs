@@ -316,7 +316,7 @@ fn access_is_limited() {
     ]
     .concat();
     let refused = |address| {
-        // The reset may come before the connection is looked at.
+        // The reset may come before the connection is read.
         let heard = TcpStream::connect_timeout(&address, BOUND).and_then(|mut stream| {
             stream.set_read_timeout(Some(BOUND))?;
             stream.read(&mut [0])

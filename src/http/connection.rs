@@ -3,7 +3,7 @@
 //! **The beginning.** hyper reads the bytes by which it tells HTTP/2 from HTTP/1 before it knows the version, and its limits for
 //! heads are those of a version: without a limit of ours, a client that connects and sends nothing would hold its connection for ever.
 //!
-//! **The end.** When hyper is told to shut down, it closes an idle connection without another look at the socket, and the kernel
+//! **The end.** When hyper is told to shut down, it closes an idle connection without reading the socket again, and the kernel
 //! resets a connection that is closed over unread bytes: the client would lose a request that it had sent in time, or an answer that it
 //! had not read yet. So the server reads what has come before it tells hyper, and what comes while it closes.
 

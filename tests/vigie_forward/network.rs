@@ -124,7 +124,7 @@ impl Network {
         port
     }
 
-    /// A socket of the client, of which a look takes a moment.
+    /// A socket of the client, of which a receive takes a moment.
     pub(crate) fn caller(&self) -> UdpSocket {
         let socket = self.client.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
         socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket");

@@ -14,7 +14,7 @@ use crate::{
     paths::{forward, has_programs},
 };
 
-/// The last packet of each turn has this number.
+/// The last packet of each series has this number.
 const LAST: u16 = u16::MAX;
 /// Nothing follows the last packet after such a silence.
 const SILENCE: Duration = Duration::from_millis(50);

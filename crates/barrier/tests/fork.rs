@@ -86,16 +86,16 @@ fn what_a_child_drops_stays_a_member() {
     let mut other = Some(other);
     {
         let mut waiting = pin!(one.wait());
-        let mut look = |driver: &mut Driver| {
+        let mut poll_often = |driver: &mut Driver| {
             // More than it polls before it sleeps.
             for _ in 0..1000 {
                 assert!(poll(&mut waiting).is_pending(), "one is missing, and not gone");
                 let _ = driver.detect();
             }
         };
-        look(&mut driver);
+        poll_often(&mut driver);
         assert!(ends_in_fork(|| drop(other.take())), "the child hangs or panics");
-        look(&mut driver);
+        poll_often(&mut driver);
     }
     let mut other = other.expect("it is ours");
     let (passed, also) = both(&mut driver, one.wait(), other.wait());

@@ -16,7 +16,7 @@ use vigie_barrier::{
     reduction::{Builtin, Counting, Element},
 };
 
-const TURNS: u64 = 300;
+const EPOCHS: u64 = 300;
 
 fn reductions() -> Vec<Reduction> {
     let user = Reduction::user(1024, Counting::Once, |into, other| {
@@ -31,15 +31,15 @@ fn reductions() -> Vec<Reduction> {
         .collect()
 }
 
-/// A member's value in a turn: numbers that differ from turn to turn.
-fn given(reduction: &Reduction, rank: u32, turn: u64) -> Vec<u8> {
-    let number = (u64::from(rank) + 3) * (turn % 7 + 1) + turn;
+/// A member's value in an epoch: numbers that differ from epoch to epoch.
+fn given(reduction: &Reduction, rank: u32, epoch: u64) -> Vec<u8> {
+    let number = (u64::from(rank) + 3) * (epoch % 7 + 1) + epoch;
     number.to_le_bytes().repeat(reduction.bytes() / 8)
 }
 
 /// The result, computed without a barrier.
-fn expected(kind: usize, reduction: &Reduction, size: u32, turn: u64) -> Vec<u8> {
-    let number = |rank| (u64::from(rank) + 3) * (turn % 7 + 1) + turn;
+fn expected(kind: usize, reduction: &Reduction, size: u32, epoch: u64) -> Vec<u8> {
+    let number = |rank| (u64::from(rank) + 3) * (epoch % 7 + 1) + epoch;
     let numbers = (0..size).map(number);
     let result = match kind {
         0 => numbers.min(),
@@ -62,11 +62,11 @@ fn threads_reduce() {
                 .map(|mut member| {
                     let reduction = reduction.clone();
                     thread::spawn(move || {
-                        for turn in 0..TURNS {
-                            let own = given(&reduction, member.rank().0, turn);
+                        for epoch in 0..EPOCHS {
+                            let own = given(&reduction, member.rank().0, epoch);
                             let (passed, value) = member.reduce(&own).expect("no member leaves");
-                            assert_eq!(u64::from(passed.epoch), turn);
-                            assert_eq!(value, expected(kind, &reduction, size, turn));
+                            assert_eq!(u64::from(passed.epoch), epoch);
+                            assert_eq!(value, expected(kind, &reduction, size, epoch));
                         }
                         assert!(matches!(
                             member.reduce(&[1]),
@@ -100,8 +100,8 @@ fn tasks_reduce_and_may_be_cancelled() {
             .map(|mut member| {
                 let reduction = reduction.clone();
                 runtime.spawn(async move {
-                    for turn in 0..TURNS {
-                        let own = given(&reduction, member.rank().0, turn);
+                    for epoch in 0..EPOCHS {
+                        let own = given(&reduction, member.rank().0, epoch);
                         let mut is_through = None;
                         if member.rank() == Rank(1) {
                             let mut call = pin!(member.reduce(&own));
@@ -118,7 +118,7 @@ fn tasks_reduce_and_may_be_cancelled() {
                             None => member.reduce(&own).await,
                         };
                         let (_, value) = result.expect("no member leaves");
-                        assert_eq!(value, expected(kind, &reduction, size, turn), "turn {turn}");
+                        assert_eq!(value, expected(kind, &reduction, size, epoch), "epoch {epoch}");
                     }
                 })
             })

@@ -58,7 +58,7 @@ fn with_members(size: u32, play: impl Fn(ShmMember, &Server) + Sync) {
 }
 
 /// Goal: no member leaves before all have entered, whether members await or block, in both forms. Method: counters of
-/// all members, looked at after each barrier.
+/// all members, read after each barrier.
 #[test]
 fn nobody_leaves_early() {
     for size in [1, 2, 3, 9] {
@@ -84,7 +84,7 @@ fn nobody_leaves_early() {
                 for counter in &counters {
                     assert_eq!(counter.load(Ordering::Relaxed), epoch + 1);
                 }
-                // All have looked, before anybody goes on.
+                // All have read them, before anybody goes on.
                 member.wait_blocking().expect("all live");
             }
         });
@@ -97,11 +97,11 @@ fn nobody_leaves_early() {
 fn tasks_go_on_meanwhile() {
     let flavors = [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel];
     let point = BootstrapPoint::random().expect("random numbers");
-    let turns = AtomicU32::new(0);
+    let confirmed = AtomicU32::new(0);
     thread::scope(|scope| {
         for (rank, flavor) in (1..).map(Rank).zip(flavors) {
             let meeting = ShmBootstrap::new(group(4), rank, point.clone());
-            let turns = &turns;
+            let confirmed = &confirmed;
             scope.spawn(move || {
                 let runtime = Runtime::builder().flavor(flavor).build().expect("a runtime");
                 let joining = runtime.spawn(async move { meeting.join(soon()).await });
@@ -115,7 +115,7 @@ fn tasks_go_on_meanwhile() {
                     });
                     beside.await.expect("no panic");
                     assert!(!waiting.is_finished(), "{flavor:?}: one is late");
-                    turns.fetch_add(1, Ordering::Relaxed);
+                    confirmed.fetch_add(1, Ordering::Relaxed);
                     assert_eq!(waiting.await.expect("no panic").expect("all live").epoch, 0);
                 });
             });
@@ -123,7 +123,7 @@ fn tasks_go_on_meanwhile() {
         let host = host();
         let meeting = ShmBootstrap::new(group(4), Rank(0), point.clone());
         let mut late = block_on(meeting.join_on(host.server(), soon())).expect("a group");
-        while turns.load(Ordering::Relaxed) < 3 {
+        while confirmed.load(Ordering::Relaxed) < 3 {
             thread::yield_now();
         }
         late.wait_blocking().expect("all live");

@@ -22,7 +22,7 @@ fn members(size: u32) -> Vec<TaskMember> {
     TaskBarrier::new(Group::new(size).expect("small")).into_members().collect()
 }
 
-/// A member's part in a test: raises its own counter, waits, and looks at all counters.
+/// A member's part in a test: raises its own counter, waits, and reads all counters.
 async fn play(
     mut member: TaskMember,
     counters: Arc<Vec<AtomicU32>>,
@@ -41,7 +41,7 @@ async fn play(
         for counter in &*counters {
             assert_eq!(counter.load(Ordering::Relaxed), epoch + 1);
         }
-        // All have looked, before anybody goes on.
+        // All have read them, before anybody goes on.
         member.wait().await?;
         if epoch % 5 == member.rank().0 % 5 {
             YieldNow(false).await;
@@ -69,7 +69,7 @@ fn counters(size: u32) -> Arc<Vec<AtomicU32>> {
 }
 
 /// Goal: no member leaves before all have entered, in both forms, for sizes around powers of two, on every flavor.
-/// Method: counters of all members, looked at after each barrier.
+/// Method: counters of all members, read after each barrier.
 #[test]
 fn nobody_leaves_early() {
     for flavor in [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel] {
@@ -211,7 +211,7 @@ fn a_member_that_leaves_is_named() {
             runtime.block_on(async {
                 for (rank, task) in (0..).zip(tasks) {
                     match task.await {
-                        // Survivors that have heard may have left before the last one looked.
+                        // Survivors that have heard may have left before the last one checked.
                         Ok(Some(lost)) => {
                             assert!(lost.contains(&Rank(leaver)) && !lost.contains(&Rank(rank)));
                         }

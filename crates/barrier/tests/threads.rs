@@ -17,7 +17,7 @@ fn members(size: u32) -> Vec<ThreadMember> {
 }
 
 /// Goal: no member leaves before all have entered, in both forms, with fewer and with more members than processors.
-/// Method: counters of all members, looked at after each barrier.
+/// Method: counters of all members, read after each barrier.
 #[test]
 fn nobody_leaves_early() {
     for size in [1, 2, 3, 8, 33] {
@@ -38,7 +38,7 @@ fn nobody_leaves_early() {
                         for counter in counters {
                             assert_eq!(counter.load(Ordering::Relaxed), epoch + 1);
                         }
-                        // All have looked, before anybody goes on.
+                        // All have read them, before anybody goes on.
                         member.wait().expect("all live");
                     }
                 });

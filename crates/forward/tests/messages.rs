@@ -315,25 +315,25 @@ fn nothing_waits_for_ever() {
 #[derive(Debug, Default)]
 struct Leaping {
     ahead: AtomicU64,
-    looks: AtomicU64,
+    readings: AtomicU64,
 }
 
 impl Clock for Leaping {
     fn now(&self) -> Instant {
-        self.looks.fetch_add(1, Ordering::SeqCst);
+        self.readings.fetch_add(1, Ordering::SeqCst);
         monotonic_now() + Duration::from_secs(self.ahead.load(Ordering::SeqCst))
     }
 }
 
 impl Leaping {
-    /// Leaps ahead by ten minutes, and waits until the node, if it still runs, has looked several times since.
+    /// Leaps ahead by ten minutes, and waits until the node, if it still runs, has read the clock several times since.
     fn leap<T>(&self, node: &thread::JoinHandle<T>) {
         self.ahead.fetch_add(600, Ordering::SeqCst);
-        self.wait_for_looks(self.looks.load(Ordering::SeqCst) + 10, node);
+        self.wait_for_readings(self.readings.load(Ordering::SeqCst) + 10, node);
     }
 
-    fn wait_for_looks<T>(&self, looks: u64, node: &thread::JoinHandle<T>) {
-        while self.looks.load(Ordering::SeqCst) < looks && !node.is_finished() {
+    fn wait_for_readings<T>(&self, readings: u64, node: &thread::JoinHandle<T>) {
+        while self.readings.load(Ordering::SeqCst) < readings && !node.is_finished() {
             thread::park_timeout(Duration::from_millis(1));
         }
     }
@@ -341,7 +341,7 @@ impl Leaping {
 
 /// Goal: if all nodes were stopped for longer than their patience, they continue: the first one to run again does not
 /// consider the others stalled. Method: a source's clock leaps while it connects, and while it waits for the final
-/// acknowledgement; only after it has looked again does its sink do anything.
+/// acknowledgement; only after it has read the clock again does its sink do anything.
 #[test]
 fn a_stop_of_all_nodes_is_no_stall() {
     let clock = Arc::new(Leaping::default());
@@ -357,7 +357,7 @@ fn a_stop_of_all_nodes_is_no_stall() {
         source.finish(5)
     });
     // By then it has begun to connect.
-    clock.wait_for_looks(6, &source);
+    clock.wait_for_readings(6, &source);
     clock.leap(&source);
     while let Err(mpsc::RecvTimeoutError::Timeout) =
         connected.recv_timeout(Duration::from_millis(1))

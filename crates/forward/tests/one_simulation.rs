@@ -26,7 +26,7 @@ use vigie_via::{
 const DESTINATION: u32 = 9;
 const MESSAGES: u32 = 40;
 const RANKS: u32 = 4;
-const TURNS: u32 = 10;
+const EPOCHS: u32 = 10;
 const TICK: Duration = Duration::from_micros(70);
 const TICKS: u32 = 50;
 
@@ -91,14 +91,14 @@ async fn exchange(
     let mut barrier = builder.over(&communicator).expect("a barrier");
     let own = communicator.rank();
     let (mut found, mut passed) = (Vec::new(), Vec::new());
-    for turn in 0..TURNS {
-        communicator.send((own + 1) % RANKS, turn, &bytes_of(own + turn)).await.expect("sent");
+    for epoch in 0..EPOCHS {
+        communicator.send((own + 1) % RANKS, epoch, &bytes_of(own + epoch)).await.expect("sent");
         entries.set(entries.get() + 1);
         barrier.wait().await.expect("passed");
-        assert!(entries.get() >= (turn + 1) * RANKS, "rank {own} has left barrier {turn} alone");
+        assert!(entries.get() >= (epoch + 1) * RANKS, "rank {own} has left barrier {epoch} alone");
         passed.push(server.now());
         let before = (own + RANKS - 1) % RANKS;
-        found.push(communicator.recv(before, turn).await.expect("received").bytes);
+        found.push(communicator.recv(before, epoch).await.expect("received").bytes);
     }
     barrier.leave(Duration::from_secs(1)).await.expect("a server");
     (found, passed)
@@ -207,7 +207,7 @@ fn everything_runs_in_one_virtual_time() {
             assert!(found.received == expected, "{path} {seed}");
             for (rank, (messages, _)) in (0..RANKS).zip(&found.ranks) {
                 let before = (rank + RANKS - 1) % RANKS;
-                let sent = (0..TURNS).map(|turn| bytes_of(before + turn));
+                let sent = (0..EPOCHS).map(|epoch| bytes_of(before + epoch));
                 assert!(messages.iter().cloned().eq(sent), "{path} {seed}: rank {rank}");
             }
             let counts = (found.finished.delivered, found.finished.dropped);

@@ -20,7 +20,7 @@ pub(crate) struct Migration {
     side: FlowSide,
     /// The time since which the load has been beyond the threshold.
     since: Option<Instant>,
-    /// The last look: the time, and the number of packets so far.
+    /// The last check: the time, and the number of packets so far.
     last: Option<(Instant, u64)>,
 }
 
@@ -31,8 +31,8 @@ impl Migration {
 
     /// Takes the number of packets so far. Returns the side to which the flow should move now, and the load in packets
     /// per second that justifies it.
-    #[must_use = "a flow that is not moved is asked to move again at the next look"]
-    pub(crate) fn look(&mut self, packets: u64, now: Instant) -> Option<(FlowSide, u64)> {
+    #[must_use = "a flow that is not moved is asked to move again at the next check"]
+    pub(crate) fn check(&mut self, packets: u64, now: Instant) -> Option<(FlowSide, u64)> {
         let (before, packets_before) = self.last.replace((now, packets))?;
         let nanos = (now - before).as_nanos();
         let packets = packets.saturating_sub(packets_before);
@@ -81,7 +81,7 @@ mod tests {
             let thresholds = Thresholds { to_nic_above: 1000, to_host_below: 100, hold };
             let mut migration = Migration::new(thresholds, FlowSide::Host);
             let now = monotonic_now();
-            assert_eq!(migration.look(0, now), None);
+            assert_eq!(migration.check(0, now), None);
             Self { migration, now, packets: 0 }
         }
 
@@ -90,11 +90,11 @@ mod tests {
             (1..=seconds).find(|_| {
                 self.now += Duration::from_secs(1);
                 self.packets += load;
-                match self.migration.look(self.packets, self.now) {
+                match self.migration.check(self.packets, self.now) {
                     Some((side, said)) => {
                         assert_eq!(said, load);
                         self.migration.moved(side);
-                        assert_eq!(self.migration.look(self.packets, self.now), None);
+                        assert_eq!(self.migration.check(self.packets, self.now), None);
                         true
                     }
                     None => false,
@@ -129,13 +129,13 @@ mod tests {
         }
     }
 
-    /// Goal: counters that are reset, and two looks at the same time, do not count as load. Method: both.
+    /// Goal: counters that are reset, and two checks at the same time, do not count as load. Method: both.
     #[test]
     fn odd_numbers_are_no_load() {
         let mut load = Load::new();
         assert_eq!(load.at(1_000_000, 4), None);
         load.packets = 0;
         assert_eq!(load.at(0, 60), None);
-        assert_eq!(load.migration.look(u64::MAX, load.now), None);
+        assert_eq!(load.migration.check(u64::MAX, load.now), None);
     }
 }

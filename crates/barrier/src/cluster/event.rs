@@ -5,7 +5,7 @@ use super::frame::{Frame, NodeIndex};
 /// An event that happens at its time.
 #[derive(Debug)]
 pub(super) enum SimEvent<M> {
-    /// The processor of a node has finished its task, unless that was interrupted: its turn then has another number.
+    /// The processor of a node has finished its task, unless that was interrupted: its task then has another number.
     Done { node: NodeIndex, generation: u64 },
     /// A frame is in the transmit memory of this NIC of its sender.
     Offer { nic: usize, frame: Frame<M> },

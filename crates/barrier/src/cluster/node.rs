@@ -69,7 +69,7 @@ pub(super) struct SimNode<P: Program> {
     program: P,
     phase: ProgramPhase,
     processor: Processor,
-    /// The number of the processor's present turn, so that an interrupted task does not end at its original time.
+    /// The number of the processor's present task, so that an interrupted task does not end at its original time.
     generation: u64,
     interrupts: VecDeque<Interrupt>,
     rings: Vec<VecDeque<P::Message>>,
@@ -130,7 +130,7 @@ impl<P: Program> SimNode<P> {
         self.interrupt(world, Interrupt::Completion);
     }
 
-    /// The processor has finished this turn.
+    /// The processor has finished its task number `generation`.
     pub(super) fn done(&mut self, world: &mut SimWorld<P::Message>, generation: u64) {
         // It was interrupted, and is now doing something else.
         if generation != self.generation {

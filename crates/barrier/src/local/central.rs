@@ -157,7 +157,7 @@ mod tests {
                 assert!(central.is_passed(position.target));
                 let next = position.next(size);
                 assert!(!central.is_passed(next.target));
-                // A member that is slow to look still sees that it has passed.
+                // A member that is slow to poll still sees that it has passed.
                 for _ in 1..size {
                     assert_eq!(central.arrive(next.target), Arrival::Early);
                 }

@@ -165,7 +165,7 @@ impl MeasuredCosts {
         LogP::new(self.send.median, self.latency.median, self.receive.median)
             .with_gap(gap)
             .with_multicast(self.multicast_costs())
-            // Looking for a message that is not there costs at most what finding one costs, and about the same.
+            // Polling for a message that is not there costs at most what finding one costs, and about the same.
             .with_poll(self.receive.median)
     }
 

@@ -59,7 +59,7 @@ pub struct LogP {
     pub gap: Duration,
     /// The cost of a multicast for its sender.
     pub multicast: Multicast,
-    /// The time for which a member that looks for a message and finds none keeps a processor from the others that share it.
+    /// The time for which a member that polls for a message and finds none keeps a processor from the others that share it.
     /// Zero if members sleep while they wait, and by default.
     pub poll: Duration,
 }

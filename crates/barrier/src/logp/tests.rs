@@ -167,7 +167,7 @@ fn few_cores_turn_the_order_round() {
     assert_eq!(exchange.map(Candidate::expected), Some(Duration::from_micros(160 * 7 / 2)));
 }
 
-/// Goal: of members that look for their messages on few cores, those with short chains are faster than those with little
+/// Goal: of members that poll for their messages on few cores, those with short chains are faster than those with little
 /// work, and the planner knows. Method: costs as 8 members on two cores have found them over UDP; there a tournament took
 /// 45 µs, and the central and the concurrent barrier 33.
 #[test]

@@ -1,4 +1,4 @@
-//! The engine on its host: when the host looks, and when it leaves that to the member's user.
+//! The engine on its host: when the host polls, and when it leaves that to the member's user.
 //!
 //! A waiting user polls for a while. Arrivals are not announced meanwhile, since the host would only disturb. When
 //! the user sleeps, or stays away from the barrier for long, the host watches the transport: a member answers for its
@@ -59,10 +59,10 @@ pub(super) struct AsyncEngine {
     is_user_polling: bool,
     /// The user has entered or polled since the host was last notified.
     has_user_polled: bool,
-    /// True if the transport has descriptors, and if one of them has notified the host, which has not looked yet.
+    /// True if the transport has descriptors, and if one of them has notified the host, which has not polled yet.
     has_descriptors: bool,
     is_notified: bool,
-    /// The host must look, whatever else it does.
+    /// The host must poll, whatever else it does.
     is_poll_requested: bool,
     /// The host has armed the transport, which has not been polled since.
     is_armed: bool,
@@ -212,11 +212,11 @@ impl vigie_detect::Engine for AsyncEngine {
         self.is_notified = true;
     }
 
-    fn progress(&mut self, turn: &EngineContext<'_>) -> Progress {
-        let now = turn.now();
+    fn progress(&mut self, context: &EngineContext<'_>) -> Progress {
+        let now = context.now();
         self.is_asleep = false;
         let is_due = self.next_deadline().is_some_and(|at| at <= now);
-        // Messages notify, and a turn for that looks like any other.
+        // Messages notify, and a poll pass for that looks like any other.
         let is_notified_now = self.is_notified || !self.has_descriptors;
         let must_poll = if self.until.is_some() {
             is_notified_now || !self.is_watched
@@ -233,11 +233,11 @@ impl vigie_detect::Engine for AsyncEngine {
         Progress::Done
     }
 
-    fn arm(&mut self, turn: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+    fn arm(&mut self, context: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         if self.is_poll_requested {
             return Ok(ArmOutcome::Ready);
         }
-        let now = turn.now();
+        let now = context.now();
         // Only arming tells what messages have brought.
         self.update_watch(now, !self.has_descriptors);
         self.is_asleep = !self.is_watched || self.drain_and_arm(now);
@@ -281,7 +281,7 @@ pub(super) struct PollGuard {
 }
 
 impl PollGuard {
-    /// With `polls`, the user polls all the time; otherwise it takes turns.
+    /// With `polls`, the user polls all the time; otherwise in bursts.
     pub(super) fn begin(host: &EngineHost<AsyncEngine>, polls: bool) -> Self {
         host.post(|async_engine| async_engine.begin_poll(polls));
         Self { host: host.clone(), is_over: false }

@@ -24,7 +24,7 @@ use crate::{
     member::{Member, ShrinkError},
 };
 
-/// Looks at the transport per reading of the clock.
+/// Polls of the transport per reading of the clock.
 const POLLS: u32 = 4;
 
 /// The state of multicast, which decides how packets for all members are sent.
@@ -325,7 +325,7 @@ impl NetBarrier {
         future::poll_fn(|cx| {
             host.post(|async_engine| async_engine.begin_poll(true));
             let found = waiter.poll_spin(cx, || {
-                // Nothing is due so soon that it matters, and reading the clock costs as much as the rest of a look.
+                // Nothing is due so soon that it matters, and reading the clock costs as much as the rest of a poll.
                 if polls > 0 && polls.is_multiple_of(POLLS) {
                     now = server.now();
                 }

@@ -297,7 +297,7 @@ impl BarrierEngine {
         self.next_deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    /// Returns when to look although nothing has arrived.
+    /// Returns when to poll although nothing has arrived.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         [self.member.next_deadline(), self.leave_tracker.deadline()].into_iter().flatten().min()
     }

@@ -33,7 +33,7 @@ const PROBE_TIME: Duration = Duration::from_millis(500);
 /// Time between two test multicasts.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 /// Time between two polls for them.
-const PROBE_LOOK: Duration = Duration::from_millis(1);
+const PROBE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The first bytes of a test multicast; the group's name and the network follow.
 const PROBE_MAGIC: [u8; 2] = *b"vP";
 
@@ -574,7 +574,7 @@ async fn receive_probes(
                        (`ip route add 224.0.0.0/4 dev …`)"
                 .to_owned());
         }
-        server.timers().wait(server.now() + PROBE_LOOK).await?;
+        server.timers().wait(server.now() + PROBE_POLL_INTERVAL).await?;
     }
 }
 

@@ -446,10 +446,10 @@ mod tests {
             }
             let Target::Member(partner) = to else {
                 // The sender wakes the sleepers.
-                let looking =
+                let polling =
                     self.is_poll_wanted.values().filter(|is_poll_wanted| **is_poll_wanted).count();
-                let looking = u32::try_from(looking).expect("few");
-                self.spend(self.wake_up / 2 * (self.ports - looking));
+                let polling = u32::try_from(polling).expect("few");
+                self.spend(self.wake_up / 2 * (self.ports - polling));
                 self.spend(self.logp.multicast.cost(self.ports));
                 return;
             };
@@ -513,7 +513,7 @@ mod tests {
     }
 
     fn assert_near(found: Duration, wanted: Duration, what: &str) {
-        // Looks and pauses have their length, and noise its share.
+        // Polls and pauses have their length, and noise its share.
         let tolerance = wanted / 20 + nanos(500);
         assert!(found.abs_diff(wanted) <= tolerance, "{what}: {found:?}, not {wanted:?}");
     }

@@ -24,11 +24,11 @@ use crate::{
 const TAG: u32 = 0;
 
 /// The maximum number of messages taken in one poll.
-const LOOK: usize = 256;
+const MESSAGES_PER_POLL: usize = 256;
 
 type PendingReceive = Pin<Box<dyn Future<Output = Result<Message, MessageError>> + Send>>;
 
-/// A probe rather than a posted receive: a message that matches a posted receive belongs to it, and a look would have
+/// A probe rather than a posted receive: a message that matches a posted receive belongs to it, and a poll would have
 /// to leave it there until the scheduler has completed the receive.
 type PendingProbe = Pin<Box<dyn Future<Output = Result<Status, MessageError>> + Send>>;
 
@@ -109,7 +109,7 @@ impl<P: Provider> Transport for MessageTransport<P> {
 
     fn recv_each(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let mut cx = Context::from_waker(waker);
-        for _ in 0..LOOK {
+        for _ in 0..MESSAGES_PER_POLL {
             if !self.poll_pending(&mut cx, take)? {
                 return Ok(());
             }
@@ -130,12 +130,12 @@ impl<P: Provider> Transport for MessageTransport<P> {
             let Poll::Ready(received) = receiving.as_mut().poll(&mut cx) else {
                 return Ok(ArmOutcome::Armed);
             };
-            // The next look delivers it.
+            // The next poll delivers it.
             self.receiving = Some(Box::pin(std::future::ready(received)));
             return Ok(ArmOutcome::Ready);
         }
         if !self.communicator.failures(self.failures).is_empty() {
-            // The next look records them.
+            // The next poll records them.
             return Ok(ArmOutcome::Ready);
         }
         let failures = u32::try_from(self.failures).unwrap_or(u32::MAX);

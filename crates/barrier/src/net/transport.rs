@@ -24,7 +24,7 @@ pub trait Transport: Send + 'static {
     /// The packet, or some of its copies, is lost; that is counted, and the others ask for it.
     fn send(&mut self, to: Target, network: Network, packet: &[u8]) -> io::Result<()>;
 
-    /// Passes the packets that have arrived to `take`, as far as one look finds them.
+    /// Passes the packets that have arrived to `take`, as far as one poll finds them.
     ///
     /// # Errors
     /// Nothing will arrive any more.

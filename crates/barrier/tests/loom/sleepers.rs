@@ -41,11 +41,11 @@ impl Futex {
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Right,
-    /// Sleeps without a look after the announcement.
-    NoSecondLook,
-    /// Asks for the futex word's value after the look, not before.
-    GateAfterLook,
-    /// Looks for sleepers before it arrives.
+    /// Sleeps without a check after the announcement.
+    NoSecondCheck,
+    /// Asks for the futex word's value after the check, not before.
+    GateAfterCheck,
+    /// Checks for sleepers before it arrives.
     WakesTooEarly,
     /// Arrives last and wakes no member.
     WakesNobody,
@@ -87,8 +87,8 @@ impl Barrier {
         }
         while !self.is_over(epoch) {
             let mut expected = self.central.begin_sleep();
-            if self.way == Way::NoSecondLook || !self.is_over(epoch) {
-                if self.way == Way::GateAfterLook {
+            if self.way == Way::NoSecondCheck || !self.is_over(epoch) {
+                if self.way == Way::GateAfterCheck {
                     expected = self.central.futex_word().load(Ordering::Acquire);
                 }
                 self.futex.wait(&self.central, expected);
@@ -104,7 +104,7 @@ impl Barrier {
         }
     }
 
-    /// Passes barriers, and looks each time at what the others have done before.
+    /// Passes barriers, and checks each time what the others have done before.
     fn play(&self, rank: u32, epochs: u32) {
         for epoch in 0..epochs {
             let place = usize::try_from(rank).expect("small");
@@ -142,7 +142,7 @@ fn sleepers_are_woken() {
 /// Goal: the model sees each step that is left out. Method: the mutants.
 #[test]
 fn mutants_of_sleeping_fail() {
-    for way in [Way::NoSecondLook, Way::GateAfterLook, Way::WakesTooEarly, Way::WakesNobody] {
+    for way in [Way::NoSecondCheck, Way::GateAfterCheck, Way::WakesTooEarly, Way::WakesNobody] {
         fails(model(2, 3, way));
     }
 }

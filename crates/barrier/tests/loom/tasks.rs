@@ -197,7 +197,7 @@ fn a_member_that_leaves_during_the_waking_is_told_of() {
 }
 
 /// Goal: the model would see a waker that is left too late. Method: a mutant that leaves it after it has entered,
-/// and does not look once more.
+/// and does not check once more.
 #[test]
 fn a_mutant_that_registers_late_fails() {
     fails(|| {

@@ -228,7 +228,7 @@ impl World {
         Instant::from_nanos(self.now + self.nodes[node].clock)
     }
 
-    /// Makes a node's clock leap, and lets it look at its deadline, as a process that sleeps on one does.
+    /// Makes a node's clock leap, and lets it check its deadline, as a process that sleeps on one does.
     pub(crate) fn leap(&mut self, node: usize, by: u64, is_ahead: bool) {
         let clock = &mut self.nodes[node].clock;
         *clock = if is_ahead { *clock + by } else { clock.saturating_sub(by) };

@@ -8,7 +8,7 @@ use vigie_barrier::{
 
 use crate::stage::{Entries, Place, play};
 
-const TURNS: u32 = 30;
+const EPOCHS: u32 = 30;
 
 fn all() -> Vec<Algorithm> {
     let names = [
@@ -50,11 +50,11 @@ fn every_algorithm_keeps_all_in() {
             let sums = play(size, builder, move |mut barrier| {
                 let entries = entries.clone();
                 async move {
-                    for turn in 0..TURNS {
+                    for epoch in 0..EPOCHS {
                         entries.enter();
                         let passed = barrier.wait().await?;
-                        entries.check(turn, size);
-                        assert_eq!(passed.epoch, turn);
+                        entries.check(epoch, size);
+                        assert_eq!(passed.epoch, epoch);
                     }
                     if algorithm.is_multicast() && size > 1 {
                         assert_eq!(*barrier.multicast(), MulticastState::Works, "{algorithm}");
@@ -64,7 +64,7 @@ fn every_algorithm_keeps_all_in() {
             });
             let signals: u64 = sums.iter().map(|counters| counters.member.signals).sum();
             let messages = algorithm.messages(group);
-            let expected = u64::from(TURNS) * (messages.unicast + messages.multicast);
+            let expected = u64::from(EPOCHS) * (messages.unicast + messages.multicast);
             assert_eq!(signals, expected, "{algorithm} of {size}");
         }
     }

@@ -35,13 +35,13 @@ fn those_who_leave_are_named_and_the_rest_goes_on() {
             play(4, builder, move |mut barrier| async move {
                 let own = barrier.rank();
                 let mut error = None;
-                for turn in 0..6 {
-                    if turn == 5 && own == Rank(gone) {
+                for epoch in 0..6 {
+                    if epoch == 5 && own == Rank(gone) {
                         return Ok(());
                     }
                     if let Err(lost) = barrier.wait().await {
                         // Others may be told of it in the barrier before, which all have entered.
-                        assert!(turn >= 4, "{turn}");
+                        assert!(epoch >= 4, "{epoch}");
                         error = Some(lost);
                         break;
                     }
@@ -55,13 +55,13 @@ fn those_who_leave_are_named_and_the_rest_goes_on() {
                 assert_eq!(barrier.group().size(), 3);
                 let own = barrier.rank();
                 let mut error = None;
-                for turn in 0..21 {
+                for epoch in 0..21 {
                     // And once more: the new rank 0 goes.
-                    if turn == 20 && own == Rank(0) {
+                    if epoch == 20 && own == Rank(0) {
                         return Ok(());
                     }
                     match barrier.wait().await {
-                        Ok(passed) => assert_eq!(passed.epoch, turn, "{name}"),
+                        Ok(passed) => assert_eq!(passed.epoch, epoch, "{name}"),
                         Err(lost) => error = Some(lost),
                     }
                 }

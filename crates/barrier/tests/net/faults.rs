@@ -6,7 +6,7 @@ use vigie_barrier::{Algorithm, net::Faults};
 
 use crate::stage::{Entries, play};
 
-fn survives(name: &str, size: u32, faults: Faults, turns: u32) -> u64 {
+fn survives(name: &str, size: u32, faults: Faults, epochs: u32) -> u64 {
     let algorithm: Algorithm = name.parse().expect("a name");
     let entries = Entries::default();
     // No member leaves before all have passed, since others may have lost the last message.
@@ -21,10 +21,10 @@ fn survives(name: &str, size: u32, faults: Faults, turns: u32) -> u64 {
     let repeated = play(size, builder, move |mut barrier| {
         let (entries, passed) = (entries.clone(), Arc::clone(&passed));
         async move {
-            for turn in 0..turns {
+            for epoch in 0..epochs {
                 entries.enter();
                 barrier.wait().await?;
-                entries.check(turn, size);
+                entries.check(epoch, size);
             }
             passed.wait().await;
             Ok(barrier.counters().member.retransmitted)
@@ -37,11 +37,11 @@ fn survives(name: &str, size: u32, faults: Faults, turns: u32) -> u64 {
 /// 30 % of all packets of every kind lost at the receiver, for an algorithm of each family; packets were repeated.
 #[test]
 fn lossy_sockets_only_cost_time() {
-    for (lost, turns) in [(10, 100), (100, 40), (300, 20)] {
+    for (lost, epochs) in [(10, 100), (100, 40), (300, 20)] {
         for name in ["dissemination", "pairwise", "ternary", "concurrent", "central"] {
             let faults =
                 Faults::losing(7 + u64::from(lost), lost).with_duplicates_and_delays(50, 50);
-            let repeated = survives(name, 6, faults, turns);
+            let repeated = survives(name, 6, faults, epochs);
             assert!(repeated > 0 || lost < 100, "{name}: {lost} of 1000 lost, nothing repeated");
         }
     }

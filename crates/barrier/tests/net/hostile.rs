@@ -57,7 +57,7 @@ fn strangers_are_dropped_and_counted() {
             let ear = listen(group, udp_port, place.address(rank))?;
             let at = (place.address(rank), udp_port);
             let (mut random, mut heard) = (fastrand::Rng::with_seed(u64::from(rank)), Vec::new());
-            for turn in 0..200 {
+            for epoch in 0..200 {
                 let mut noise = vec![0; random.usize(0..80)];
                 random.fill(&mut noise);
                 stranger.send_to(&framed(&noise, 9), at)?;
@@ -72,7 +72,7 @@ fn strangers_are_dropped_and_counted() {
                 }
                 entries.enter();
                 barrier.wait().await?;
-                entries.check(turn, size);
+                entries.check(epoch, size);
                 // Real packets, to be replayed from now on.
                 let mut bytes = [0; 2000];
                 while let Ok(length) = ear.recv(&mut bytes) {
@@ -98,7 +98,7 @@ fn strangers_are_dropped_and_counted() {
 #[test]
 fn two_groups_share_an_address() {
     let group: Ipv4Addr = [239, 195, 7, 8].into();
-    let turns = 100;
+    let epochs = 100;
     let one = |place: Place| {
         let host = Server::spawn_thread().expect("a host thread");
         let builders = (0..3).map(|rank| {
@@ -112,10 +112,10 @@ fn two_groups_share_an_address() {
         play_with(&host, builders.collect(), move |mut barrier| {
             let entries = entries.clone();
             async move {
-                for turn in 0..turns {
+                for epoch in 0..epochs {
                     entries.enter();
                     barrier.wait().await?;
-                    entries.check(turn, 3);
+                    entries.check(epoch, 3);
                     tokio::time::sleep(Duration::from_micros(500)).await;
                 }
                 Ok(barrier.counters().member.dropped())

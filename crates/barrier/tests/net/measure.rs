@@ -40,10 +40,10 @@ fn members_agree_on_what_they_find() {
                 let mut found = Vec::new();
                 for round in 0..2 {
                     found.push(barrier.measure().await?);
-                    for turn in 0..20 {
+                    for epoch in 0..20 {
                         entries.enter();
                         barrier.wait().await?;
-                        entries.check(round * 20 + turn, size);
+                        entries.check(round * 20 + epoch, size);
                     }
                     let report = barrier.report()?;
                     assert_eq!(report.costs, found[found.len() - 1].costs());
@@ -71,10 +71,10 @@ fn groups_are_planned_by_what_was_found() {
             let body = move |mut barrier: NetBarrier| {
                 let entries = entries.clone();
                 async move {
-                    for turn in 0..50 {
+                    for epoch in 0..50 {
                         entries.enter();
                         barrier.wait().await?;
-                        entries.check(turn, 5);
+                        entries.check(epoch, 5);
                     }
                     let report = barrier.report()?;
                     assert!(report.is_measured);
@@ -109,10 +109,10 @@ fn losses_do_not_matter() {
         let entries = entries.clone();
         async move {
             let chosen = barrier.replan().await?.algorithm;
-            for turn in 0..30 {
+            for epoch in 0..30 {
                 entries.enter();
                 barrier.wait().await?;
-                entries.check(turn, 4);
+                entries.check(epoch, 4);
             }
             barrier.leave(Duration::from_secs(2)).await?;
             Ok::<_, Failed>(chosen)
@@ -214,10 +214,10 @@ fn cancelled_measurements_go_on() {
                     let MeasureError::Barrier(error) = error else { panic!("{error}") };
                     assert!(matches!(error, BarrierError::Measuring { call: "measure" }));
                 }
-                for turn in 0..10 {
+                for epoch in 0..10 {
                     entries.enter();
                     barrier.wait().await?;
-                    entries.check(round * 10 + turn, SIZE);
+                    entries.check(round * 10 + epoch, SIZE);
                 }
             }
             for cancels in 0.. {
@@ -229,10 +229,10 @@ fn cancelled_measurements_go_on() {
                 }
                 assert!(barrier.measure().await.is_err());
             }
-            for turn in 0..10 {
+            for epoch in 0..10 {
                 entries.enter();
                 barrier.wait().await?;
-                entries.check(20 + turn, SIZE);
+                entries.check(20 + epoch, SIZE);
             }
             Ok::<_, Failed>((found, barrier.algorithm()))
         }

@@ -52,11 +52,11 @@ fn carry<P: Provider + Send + 'static>(name: &'static str, nic: fn() -> P) {
                 let builder = NetBarrier::builder().server(&server).algorithm(algorithm);
                 let mut barrier = builder.over(&communicator).expect("a barrier");
                 let next = (communicator.rank() + 1) % 4;
-                for turn in 0..50 {
+                for epoch in 0..50 {
                     communicator.send(next, 0, &[1]).await.expect("sent");
                     entries.enter();
                     barrier.wait().await.expect("passed");
-                    entries.check(turn, 4);
+                    entries.check(epoch, 4);
                     communicator.recv((next + 2) % 4, 0).await.expect("received");
                 }
                 if barrier.rank() == Rank(2) {
@@ -134,7 +134,7 @@ fn sleep_often<P: Provider + Send + 'static>(nic: fn() -> P, waiting: WaitMode) 
 }
 
 /// Goal: a sleeping member is woken by every message, so that no member asks for one where none is lost. Method: members that
-/// sleep at once, and that look for a while before, ask after a time that no wake-up takes.
+/// sleep at once, and that poll for a while before, ask after a time that no wake-up takes.
 #[test]
 fn every_message_wakes_who_sleeps() {
     for waiting in [WaitMode::Sleeping, WaitMode::Adaptive] {

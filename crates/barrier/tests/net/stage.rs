@@ -130,12 +130,12 @@ impl Entries {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// After a member has left its barrier number `turn`, from 0.
-    pub(crate) fn check(&self, turn: u32, size: u32) {
+    /// After a member has left its barrier number `epoch`, from 0.
+    pub(crate) fn check(&self, epoch: u32, size: u32) {
         let entered = self.0.load(Ordering::SeqCst);
         assert!(
-            entered >= (turn + 1) * size,
-            "left barrier {turn} after {entered} entries of {size}"
+            entered >= (epoch + 1) * size,
+            "left barrier {epoch} after {entered} entries of {size}"
         );
     }
 }

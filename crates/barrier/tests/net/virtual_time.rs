@@ -96,7 +96,7 @@ async fn wait(server: &Server, time: Duration) {
 }
 
 const MEMBERS: u32 = 5;
-const TURNS: u32 = 20;
+const EPOCHS: u32 = 20;
 
 /// The events of a run.
 #[derive(Debug, PartialEq)]
@@ -122,11 +122,11 @@ fn run(seed: u64, algorithm: Algorithm) -> Run {
             async move {
                 let mut chance = fastrand::Rng::with_seed(seed ^ u64::from(barrier.rank().0));
                 let mut passed = Vec::new();
-                for turn in 0..TURNS {
+                for epoch in 0..EPOCHS {
                     wait(&server, Duration::from_nanos(chance.u64(..200_000))).await;
                     entries.enter();
                     barrier.wait().await.expect("passed");
-                    entries.check(turn, MEMBERS);
+                    entries.check(epoch, MEMBERS);
                     passed.push(server.now());
                 }
                 let counters = barrier.counters();
@@ -163,7 +163,7 @@ fn a_barrier_is_a_function_of_its_seed() {
 }
 
 /// Goal: a late member is waited for, not believed dead, even if all others keep asking it; its host answers.
-/// Method: each member in turn comes three failure timeouts late.
+/// Method: each member in epoch comes three failure timeouts late.
 #[test]
 fn who_is_late_is_waited_for() {
     let timeout = Duration::from_millis(500);
@@ -191,7 +191,7 @@ fn who_is_late_is_waited_for() {
 }
 
 /// Goal: a member that falls silent is named on all others within the failure timeout, in virtual time, and the rest goes on. Method:
-/// the NIC of each member in turn stands still.
+/// the NIC of each member in epoch stands still.
 #[test]
 fn who_falls_silent_is_named_in_time() {
     let timeout = Duration::from_secs(2);

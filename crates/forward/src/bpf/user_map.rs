@@ -239,20 +239,20 @@ mod tests {
     #[test]
     fn the_longest_prefix_wins() {
         let mut map = UserMap::new(MapSpec::new(MapKind::LpmTrie, 8, 1, 4)).unwrap();
-        let look = |map: &UserMap| map.value(&key(32, [10, 1, 2, 3])).map(|value| value[0]);
-        assert!(matches!(look(&map), Err(MapError::Missing)));
+        let lookup = |map: &UserMap| map.value(&key(32, [10, 1, 2, 3])).map(|value| value[0]);
+        assert!(matches!(lookup(&map), Err(MapError::Missing)));
         for (length, value) in [(0, 1), (8, 2), (23, 3), (32, 4)] {
             map.put(&key(length, [10, 1, 2, 3]), &[value], UpdateMode::New).unwrap();
-            assert_eq!(look(&map).unwrap(), value);
+            assert_eq!(lookup(&map).unwrap(), value);
         }
         let full = map.put(&key(9, [10, 0, 0, 0]), &[9], UpdateMode::Any);
         assert!(matches!(full, Err(MapError::Full { entries_max: 4 })));
         // Bits behind the prefix are ignored.
         map.remove(&key(23, [10, 1, 3, 255])).unwrap();
         map.remove(&key(32, [10, 1, 2, 3])).unwrap();
-        assert_eq!(look(&map).unwrap(), 2);
+        assert_eq!(lookup(&map).unwrap(), 2);
         map.remove(&key(8, [10, 0, 0, 0])).unwrap();
-        assert_eq!(look(&map).unwrap(), 1);
+        assert_eq!(lookup(&map).unwrap(), 1);
         assert!(matches!(map.put(&key(33, [0; 4]), &[0], UpdateMode::Any), Err(MapError::Invalid)));
     }
 

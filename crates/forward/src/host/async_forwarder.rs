@@ -9,10 +9,10 @@ use vigie_detect::{
 
 use super::{Forwarder, HostEvent};
 
-/// The maximum number of turns per look, so that other engines get theirs.
-const TURNS_MAX: usize = 8;
+/// The maximum number of ticks per poll pass, so that other engines get their turn.
+const TICKS_MAX: usize = 8;
 
-/// A [`Forwarder`] registered with a detection server: it forwards whenever its host looks for events; its host sleeps
+/// A [`Forwarder`] registered with a detection server: it forwards whenever its host polls for events; its host sleeps
 /// until a frame arrives, or polls first, as its policy decides.
 ///
 /// ```no_run
@@ -129,13 +129,13 @@ impl Engine for HostEngine {
         }
     }
 
-    fn progress(&mut self, turn: &EngineContext<'_>) -> Progress {
+    fn progress(&mut self, context: &EngineContext<'_>) -> Progress {
         // It forwards only while a `HostEvents` exists.
-        let Some(forwarder) = self.forwarder.as_mut().filter(|_| turn.has_waiters()) else {
+        let Some(forwarder) = self.forwarder.as_mut().filter(|_| context.has_waiters()) else {
             return Progress::Done;
         };
-        let now = turn.now();
-        for _ in 0..TURNS_MAX {
+        let now = context.now();
+        for _ in 0..TICKS_MAX {
             if forwarder.tick(now) == 0 {
                 return Progress::Done;
             }
@@ -143,9 +143,9 @@ impl Engine for HostEngine {
         Progress::More
     }
 
-    fn arm(&mut self, turn: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+    fn arm(&mut self, context: &EngineContext<'_>) -> io::Result<ArmOutcome> {
         let Some(forwarder) = &mut self.forwarder else { return Ok(ArmOutcome::Armed) };
-        forwarder.watch(turn.now());
+        forwarder.watch(context.now());
         let is_ready = forwarder.arm().map_err(io::Error::other)?;
         Ok(ArmOutcome::ready_if(is_ready))
     }

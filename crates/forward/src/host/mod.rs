@@ -22,7 +22,7 @@
 //! ```text
 //!   link ──▶ batch ──▶ tag put back, checksum completed, segments cut ──▶ Pipeline::decide ──▶ link
 //!    ▲                                                                        │
-//!    │ back-pressure: not looked at while packets wait                        ▼ no room
+//!    │ back-pressure: not polled while packets wait                           ▼ no room
 //!    └───────────────────────────────────────────────────────────── waiting packets of the port
 //! ```
 //!
@@ -164,7 +164,7 @@ impl ForwarderBuilder {
         /// Default: 256.
         waiting_packets: usize,
 
-        /// Sets the interval at which a missing interface is looked for. Default: every 100 ms. `None`: never; then a
+        /// Sets the interval of checks for a missing interface. Default: every 100 ms. `None`: never; then a
         /// running forwarder needs no capabilities.
         reopen: Option<Duration>,
     }
@@ -224,7 +224,7 @@ pub struct Forwarder {
     reopen: Option<Duration>,
     counters: TrafficCounters,
     next_watch: Instant,
-    /// The time to look for packets that stages hold.
+    /// The time to check for packets that stages hold.
     next_release: Option<Instant>,
     events: VecDeque<HostEvent>,
 }
@@ -473,9 +473,9 @@ impl Forwarder {
         self.ports.iter().map(AttachedInterface::waiting).sum()
     }
 
-    /// Sends the packets inside without taking in more, for at most `turns` turns. Returns whether none is left.
-    pub fn drain(&mut self, turns: usize) -> bool {
-        for _ in 0..turns {
+    /// Sends the packets inside without taking in more, for at most `ticks` ticks. Returns whether none is left.
+    pub fn drain(&mut self, ticks: usize) -> bool {
+        for _ in 0..ticks {
             self.send_waiting();
             self.flush(self.next_watch);
             if !self.has_waiting() && !self.ports.iter_mut().any(AttachedInterface::is_sending) {
@@ -495,7 +495,7 @@ impl Forwarder {
         Ok(is_ready)
     }
 
-    /// Returns the time to act without a frame or an event: to look for a missing interface, or for packets that are held.
+    /// Returns the time to act without a frame or an event: to check for a missing interface, or for packets that are held.
     fn next_deadline(&self) -> Option<Instant> {
         let retries = self.ports.iter().filter_map(AttachedInterface::retry_at);
         let retry = self.reopen.and_then(|_| retries.min());

@@ -4,7 +4,7 @@
 //!   wait() ──────▶ step, tick: the node's own work ──▶ found
 //!      ▲                 │ nothing to do
 //!      │                 ▼
-//!      │           Waiter: looks, yields, as its strategy says
+//!      │           Waiter: polls, yields, as its strategy says
 //!      │                 │ time to sleep
 //!      │                 ▼
 //!      └─────────── Driver::park: arms the provider; a packet, the clock or the waker ends the sleep
@@ -62,7 +62,7 @@ struct NodeEngine<N> {
     has_thread: bool,
     /// The deadline of its user's wait.
     until: Option<Instant>,
-    /// Its user should look.
+    /// Its user should poll.
     has_updates: bool,
     /// The error that ended it, for its user.
     failed: Option<MessagesError>,
@@ -165,7 +165,7 @@ impl<N: NodeMachine> BlockingNode<N> {
     pub(super) fn new(node: N, reactivity: Reactivity) -> Result<Self, MessagesError> {
         let policy = Adaptive::new(reactivity);
         let server = Server::with_policies(Flavor::KernelLevel, policy, policy)?;
-        // The waiter looks before each sleep, even at providers that announce nothing until they are armed.
+        // The waiter polls before each sleep, even at providers that announce nothing until they are armed.
         let registration = Registration::named("node").policy(Adaptive::new(Reactivity::LowCpu));
         let host = NodeEngine::register(&server, node, true, registration)?;
         let (driver, waiter) = (server.driver(), Waiter::at(&server, PEERS, POLLS_PER_CLOCK_READ));
@@ -190,7 +190,7 @@ impl<N: NodeMachine> BlockingNode<N> {
     }
 
     /// Blocks until `step` returns a result or fails. It is called before the node's first tick and after each, and
-    /// returns the latest time at which to look again.
+    /// returns the latest time at which to check again.
     pub(super) fn wait<T>(
         &mut self,
         mut step: impl FnMut(&mut N, &mut Option<Instant>) -> StepResult<T>,
@@ -246,7 +246,7 @@ impl<N: NodeMachine> AsyncNode<N> {
     ) -> Result<T, MessagesError> {
         let mut waiter = self.0.waiter(WAITER_NAME);
         let mut is_first = true;
-        let mut look = |engine: &mut NodeEngine<N>| {
+        let mut poll = |engine: &mut NodeEngine<N>| {
             let NodeEngine { node, until, failed, .. } = engine;
             *until = None;
             let begun = if std::mem::take(&mut is_first) { step(node, until) } else { Ok(None) };
@@ -261,18 +261,18 @@ impl<N: NodeMachine> AsyncNode<N> {
                 _ => None,
             }
         };
-        poll_fn(|cx| waiter.poll(cx, &mut look)).await.map_err(io::Error::other)?
+        poll_fn(|cx| waiter.poll(cx, &mut poll)).await.map_err(io::Error::other)?
     }
 }
 
-/// The result of a look.
+/// The result of a poll.
 enum WorkResult<T> {
     Output(T),
     /// The node has worked; there may be more to do.
     More,
 }
 
-/// Lets the node work and `step` look until there is nothing to do: `None` if there was nothing from the start.
+/// Lets the node work, and calls `step`, until there is nothing to do: `None` if there was nothing from the start.
 fn work<N: NodeMachine, T>(
     node: &mut N,
     mut step: impl FnMut(&mut N) -> StepResult<T>,

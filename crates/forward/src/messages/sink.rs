@@ -159,12 +159,12 @@ impl<P: Provider> SinkNode<P> {
     fn event_steps_while(
         mut wait_until: impl FnMut(Instant) -> Option<Instant>,
     ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<Option<SinkEvent>> {
-        let mut has_turned = false;
+        let mut has_ticked = false;
         move |sink, until| {
             if let Some(event) = sink.take()? {
                 return Ok(Some(Some(event)));
             }
-            if !std::mem::replace(&mut has_turned, true) {
+            if !std::mem::replace(&mut has_ticked, true) {
                 return Ok(None);
             }
             *until = wait_until(sink.port.now());

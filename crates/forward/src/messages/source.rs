@@ -202,7 +202,7 @@ impl<P: Provider> SourceNode<P> {
         }
     }
 
-    /// Records that the caller has reached `position` and waits. Returns the latest time at which to look again.
+    /// Records that the caller has reached `position` and waits. Returns the latest time at which to check again.
     fn wait_at(
         &self,
         waiting: &mut Option<WaitState>,

@@ -151,7 +151,7 @@ impl World {
     }
 
     /// Sends until the source gets an error, or until the sink learns that the source is dead. A crashed NIC fails
-    /// every call, which ends that node's turns.
+    /// every call, which ends that node's ticks.
     fn send_until_error(&mut self, sent: &[Vec<u8>], source_dies: bool) -> Option<MessagesError> {
         let mut at = 0;
         let mut sending = None;
@@ -385,7 +385,7 @@ fn an_unknown_destination_is_told() {
 }
 
 /// Goal: what a source had sent completely before it left is not lost, even if messages and end arrive together.
-/// Method: no node looks between its last message and its death; to a sink, and on every path to a forwarder that ends
+/// Method: no node polls between its last message and its death; to a sink, and on every path to a forwarder that ends
 /// with its sources.
 #[test]
 fn what_came_before_the_end_counts() {

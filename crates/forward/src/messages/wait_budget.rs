@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vigie_detect::Instant;
 
-/// The maximum time between two looks of a running node that waits: it sleeps for half of that. Any time beyond it
+/// The maximum time between two checks of a running node that waits: it sleeps for half of that. Any time beyond it
 /// passed while the process was stopped, or the machine suspended.
 const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
@@ -12,7 +12,7 @@ const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(1);
 pub(super) const STOPPED_MAX: Duration = Duration::from_secs(3600);
 
 /// The time that a node may still wait, counting only time in which it ran. When all nodes of a machine resume after a stop,
-/// the first one to look finds nothing new and a late clock: that does not mean that the others are stalled.
+/// the first one to check finds nothing new and a late clock: that does not mean that the others are stalled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitBudget {
     left: Duration,
@@ -33,7 +33,7 @@ impl WaitBudget {
         self.left.is_zero()
     }
 
-    /// Returns the latest time at which to look again.
+    /// Returns the latest time at which to check again.
     pub(super) fn next_check(&self) -> Instant {
         self.checked_at + self.left.min(CHECK_INTERVAL_MAX / 2)
     }

@@ -288,7 +288,7 @@ fn hand_overs_idle_times_and_shared_processors_are_what_a_live_node_adds() {
     let predict = |parameters: Parameters, path| parameters.predict(path, Duration::ZERO).unwrap();
     let host = predict(parameters, Path::HOST);
     assert_eq!((host.time, host.span, host.limit), (us(162), us(212), Limit::Window));
-    // With eight messages on their way the links limit, and no turn counts.
+    // With eight messages on their way the links limit, and no idle time counts.
     let wide = parameters.with_window(8).unwrap();
     let nic = predict(wide, Path::NIC);
     assert_eq!((nic.span, nic.limit), (us(8 * 60), Limit::ReceiveLink));

@@ -14,7 +14,7 @@ const PACKET_BYTES_MAX: usize = 65_535;
 
 /// An IPv4 packet, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "it only looks at bytes"]
+#[must_use = "it only reads bytes"]
 pub struct Ipv4<'a> {
     packet: &'a [u8],
     header: [u8; IPV4_BYTES],

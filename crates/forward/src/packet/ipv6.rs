@@ -25,7 +25,7 @@ const SHIM6: u8 = 140;
 
 /// An IPv6 packet, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "it only looks at bytes"]
+#[must_use = "it only reads bytes"]
 pub struct Ipv6<'a> {
     packet: &'a [u8],
     header: [u8; IPV6_BYTES],

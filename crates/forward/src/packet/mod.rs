@@ -248,7 +248,7 @@ impl Packet {
     }
 
     /// Verifies the checksums of the IPv4 header and of the transport; that of [`segments`](Self::segments) is computed
-    /// only behind the pipeline, so that it is not looked at.
+    /// only behind the pipeline, so that it is not checked.
     ///
     /// # Cost
     /// One pass over the packet.

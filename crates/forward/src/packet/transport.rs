@@ -11,7 +11,7 @@ pub const ICMP_BYTES: usize = 8;
 
 /// A TCP segment, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "it only looks at bytes"]
+#[must_use = "it only reads bytes"]
 pub struct Tcp<'a> {
     segment: &'a [u8],
     header: [u8; TCP_BYTES],
@@ -125,7 +125,7 @@ pub(super) fn check_udp(bytes: &[u8], is_whole: bool) -> Result<(), ParseError> 
 
 /// An ICMP message of version 4 or 6, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "it only looks at bytes"]
+#[must_use = "it only reads bytes"]
 pub struct Icmp<'a> {
     message: &'a [u8],
     header: [u8; ICMP_BYTES],

@@ -46,7 +46,7 @@ pub struct PipelineSimulationReport {
     pub trace: u64,
 }
 
-/// A run ends after this many turns of ports without a departure.
+/// A run ends after this many departure slots in a row that stay empty.
 const IDLE_MAX: u32 = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,7 +117,7 @@ impl PipelineSimulation {
         let mut sent = 0;
         let mut kept: Option<Packet> = None;
 
-        // Successive turns of ports with neither arrival nor departure: the remaining packets are for ports outside.
+        // Successive departure slots with neither arrival nor departure: the remaining packets are for ports outside.
         let mut idle = 0_u32;
         while let Some(Reverse((time, event))) = events.pop() {
             let now = Instant::from_nanos(time);

@@ -64,7 +64,7 @@ impl Failures {
 
 impl Availability {
     /// Returns what the next connection should do, without claiming a trial for it.
-    pub(super) fn look(&self, now: Instant) -> Choice {
+    pub(super) fn peek(&self, now: Instant) -> Choice {
         if self.is_down() {
             return Choice::Avoid;
         }
@@ -140,12 +140,12 @@ mod tests {
                 now += 500;
             }
             waits.push((now - begin) / 1000);
-            assert_eq!(target.look(at(now)), Choice::Avoid, "it was claimed");
+            assert_eq!(target.peek(at(now)), Choice::Avoid, "it was claimed");
             assert_eq!(target.choose(at(now)), Choice::Avoid, "one tries");
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         // One that does not say how its trial ended does not block the next.
-        assert_eq!(target.look(at(now + 1000)), Choice::Try, "a look claims nothing");
+        assert_eq!(target.peek(at(now + 1000)), Choice::Try, "peeking claims nothing");
         assert_eq!(target.choose(at(now + 1000)), Choice::Try);
         target.reached();
         assert_eq!(target.choose(at(now + 1000)), Choice::Use);
@@ -154,7 +154,7 @@ mod tests {
         target.checked(false);
         assert_eq!(target.choose(at(now + 100_000)), Choice::Avoid, "checks find it down");
         target.reached();
-        assert_eq!(target.look(at(now + 100_000)), Choice::Avoid, "only checks say that it is up");
+        assert_eq!(target.peek(at(now + 100_000)), Choice::Avoid, "only checks say that it is up");
         target.failed(at(now));
         target.checked(true);
         assert_eq!(target.choose(at(now)), Choice::Use);

@@ -64,7 +64,7 @@ impl Balancer {
         if let [only] = targets {
             return vec![Arc::clone(only)];
         }
-        let is_avoided = |one: &Candidate<A>| one.availability().look(now) == Choice::Avoid;
+        let is_avoided = |one: &Candidate<A>| one.availability().peek(now) == Choice::Avoid;
         let (avoided, mut open): (Vec<_>, Vec<_>) =
             targets.iter().map(Arc::clone).partition(is_avoided);
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);

@@ -102,7 +102,7 @@ impl<A> Target<A> {
     }
 
     fn stats(&self, now: Instant) -> TargetStats {
-        let state = match self.availability().look(now) {
+        let state = match self.availability().peek(now) {
             Choice::Use => TargetState::Available,
             Choice::Try => TargetState::OnTrial,
             Choice::Avoid if self.availability().is_down() => TargetState::Down,

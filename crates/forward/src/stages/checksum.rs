@@ -12,7 +12,7 @@ use crate::{
 pub enum ChecksumMode {
     /// Packets with a wrong checksum are dropped ([`DropReason::ChecksumWrong`]).
     Verify,
-    /// Packets with a wrong checksum of the IPv4 header are dropped; others are not looked at.
+    /// Packets with a wrong checksum of the IPv4 header are dropped; others are not checked.
     VerifyHeader,
     /// Checksums are recomputed.
     Fill,

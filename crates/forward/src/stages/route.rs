@@ -28,8 +28,8 @@ pub struct RouteStage {
     wanted: Option<Neighbour>,
 }
 
-/// The interval at which the table is looked at for neighbours that packets wait for, if no packet comes.
-const LOOK: Duration = Duration::from_millis(1);
+/// The interval at which the table is checked for neighbours that packets wait for, if no packet comes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 impl RouteStage {
     /// Creates a stage that uses a table.
@@ -102,9 +102,9 @@ impl RouteStage {
     }
 
     /// Returns when to ask for packets again.
-    pub(super) fn next_look(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn next_check(&self, now: Instant) -> Option<Instant> {
         let unresolved = self.unresolved.as_ref()?;
-        (unresolved.len() > 0).then(|| now + LOOK)
+        (unresolved.len() > 0).then(|| now + CHECK_INTERVAL)
     }
 
     /// Returns the number of packets that wait.

@@ -150,7 +150,7 @@ impl Stage for RouteStage {
     }
 
     fn next_release(&self, now: Instant) -> Option<Instant> {
-        self.next_look(now)
+        self.next_check(now)
     }
 
     fn held_packets(&self) -> usize {

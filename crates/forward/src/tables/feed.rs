@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_feed_gives_everything_once_and_then_changes() {
-        // Goal: a follower equals the table after each look; one that is too slow starts anew. Method: a followed list
+        // Goal: a follower equals the table after each poll; one that is too slow starts anew. Method: a followed list
         // of numbers.
         let table = VersionedTable::<Vec<u32>, u32>::default();
         let push = |number| table.change(|row| (row.push(number), Some(number)));

@@ -214,7 +214,7 @@ mod tests {
         #[test]
         fn the_longest_prefix_wins(
             changes in prop::collection::vec((prefixes(), prop::option::weighted(0.7, any::<u32>())), 1..60),
-            looks in prop::collection::vec(prefixes(), 20),
+            probes in prop::collection::vec(prefixes(), 20),
         ) {
             let mut trie = Trie::default();
             let mut oracle = BTreeMap::new();
@@ -229,8 +229,8 @@ mod tests {
                     Some(value) => assert_eq!(trie.insert(prefix, value), oracle.insert(prefix, value)),
                     None => assert_eq!(trie.remove(prefix), oracle.remove(&prefix)),
                 }
-                for look in &looks {
-                    let address = look.address();
+                for probe in &probes {
+                    let address = probe.address();
                     assert_eq!(trie.lookup(address).copied(), longest(&oracle, address));
                     assert_eq!(older.lookup(address).copied(), longest(&older_oracle, address));
                 }

@@ -133,7 +133,7 @@ fn an_upstream_may_come_later() {
 }
 
 /// Goal: datagrams that the kernel drops at the relay's sockets are counted, on both sides, and stay counted after
-/// their session. Method: more than any queue holds, before the relay looks at its socket, and before a session's task
+/// their session. Method: more than any queue holds, before the relay polls its socket, and before a session's task
 /// runs; every datagram was relayed or counted.
 #[test]
 fn overflows_are_counted() {

@@ -36,8 +36,8 @@ const MTU: usize = 65_535;
 const BATCH: usize = 64;
 /// The number of rounds.
 const ROUNDS: u32 = 200;
-/// The number of looks for a sent packet before it counts as lost.
-const LOOKS_MAX: u32 = 1_000_000;
+/// The number of polls for a sent packet before it counts as lost.
+const POLLS_MAX: u32 = 1_000_000;
 /// The TTL of frames at first; a program that runs again sees one less.
 const TTL: u8 = 255;
 const REPEATS: u32 = 200;
@@ -99,11 +99,11 @@ fn by_link(link: &mut Link, size: usize) -> io::Result<Duration> {
     }
     link.flush().map_err(io::Error::other)?;
     let mut received = 0;
-    let mut looks = 0;
+    let mut polls = 0;
     while received < BATCH {
         received += link.recv_each(BATCH, |_| {}).map_err(io::Error::other)?;
-        looks += 1;
-        if looks > LOOKS_MAX {
+        polls += 1;
+        if polls > POLLS_MAX {
             return Err(io::Error::other("frames on lo do not arrive"));
         }
     }

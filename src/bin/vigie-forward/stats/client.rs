@@ -116,9 +116,9 @@ pub(crate) fn report(path: Option<&Path>) -> Result<InstanceReport, ClientError>
 pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
     let mut client = Client::open(arguments.socket.as_deref())?;
     let mut before: Option<InstanceReport> = None;
-    let looks = arguments.every.map_or(1, |_| arguments.count.unwrap_or(u64::MAX));
-    for look in 0..looks {
-        if let (Some(every), 1..) = (arguments.every, look) {
+    let reports = arguments.every.map_or(1, |_| arguments.count.unwrap_or(u64::MAX));
+    for number in 0..reports {
+        if let (Some(every), 1..) = (arguments.every, number) {
             let _ = pause(every.0);
         }
         let (report, answer) = client.report()?;

@@ -291,7 +291,7 @@ impl ShmMember {
                     expected,
                     Some(&sleep_max),
                 );
-                state.check_gone().map_err(BarrierError::io("looking whether members are gone"))?;
+                state.check_gone().map_err(BarrierError::io("checking whether members are gone"))?;
                 outcome = state.outcome(position);
             }
         }
@@ -356,7 +356,7 @@ impl Engine for Sleeper {
             slot.is_asleep.store(1, Ordering::SeqCst);
         }
         let _ = self.state.segment.central().begin_sleep();
-        // The host looks once more after this: anything that happened before is seen there.
+        // The host polls once more after this: anything that happened before is seen there.
         Ok(ArmOutcome::Armed)
     }
 

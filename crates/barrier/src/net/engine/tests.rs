@@ -71,7 +71,7 @@ fn signal(epoch: u32, from: Rank) -> Packet<'static> {
 }
 
 /// Goal: a view of the next barrier about a leaver, and the end of its connection, which overtake the leaver's
-/// message of this one, fail only the next. Method: both in the same look, the message in a later one.
+/// message of this one, fail only the next. Method: both in the same poll, the message in a later one.
 #[test]
 fn a_word_of_the_next_barrier_waits_for_this_one() {
     let (mut engine, script) = master();

@@ -219,7 +219,7 @@ fn obstacle(stocks: &[BuiltinStage<'_>], at: usize, kind: ProgramKind) -> Option
     let is_tcx = kind == ProgramKind::Tcx;
     match stock {
         BuiltinStage::Checksum(checksum) if checksum.mode() != ChecksumMode::VerifyHeader => {
-            Some("a checksum covers every byte, and a program looks at a bounded number of them")
+            Some("a checksum covers every byte, and a program reads a bounded number of them")
         }
         BuiltinStage::Mirror(_) if is_tcx => Some("copies are made by XDP alone"),
         BuiltinStage::Mirror(_) if stocks[at + 1..].iter().any(writes) => {

@@ -114,7 +114,7 @@ impl FlowPlanner {
         Some([predicted(Path::NIC, stored)?, predicted(Path::NIC_CUT_THROUGH, cut)?])
     }
 
-    /// Returns whether to measure the work on the next message, which costs two system calls per turn.
+    /// Returns whether to measure the work on the next message, which costs two system calls per poll.
     pub(super) const fn wants_work(&self) -> bool {
         self.messages < 8 || self.messages.is_multiple_of(8)
     }

@@ -71,7 +71,7 @@ pub(in crate::relay) struct FramedPump {
     blocked: Duration,
     /// Processor time since the last message ended, if measured: for reading this one and writing the previous one.
     work: Option<Duration>,
-    /// The thread's processor time up to which `work` is counted, while a turn is measured.
+    /// The thread's processor time up to which `work` is counted, while a poll is measured.
     counted_to: Option<Duration>,
     /// The reason why reading has stopped. Messages received completely before are sent first.
     refused: Option<FrameError>,

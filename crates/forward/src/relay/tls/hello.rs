@@ -68,7 +68,7 @@ impl ClientHello {
     /// Reads the beginning of a stream: the message, which may span records. Later bytes are ignored.
     ///
     /// # Cost
-    /// Linear in the bytes, which are copied once; at most 16 KiB are looked at.
+    /// Linear in the bytes, which are copied once; at most 16 KiB are inspected.
     ///
     /// # Errors
     /// [`HelloError`], as soon as the bytes received show it.

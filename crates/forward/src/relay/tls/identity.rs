@@ -81,7 +81,7 @@ impl fmt::Debug for TlsIdentity {
 }
 
 impl ResolvesServerCert for TlsIdentity {
-    /// The name was looked at before, when the route was chosen.
+    /// The name was checked before, when the route was chosen.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.current())
     }

@@ -566,13 +566,13 @@ impl NatState {
     /// Removes expired flows, checking no more than `count`. Returns how many were removed.
     pub(super) fn expire(&mut self, now: Instant, count: usize) -> usize {
         let mut ended = 0;
-        let mut looked = 0;
-        while looked < count
+        let mut checked = 0;
+        while checked < count
             && let Some(&Reverse((expires_at, ticket, number))) = self.expiries.peek()
             && expires_at <= now
         {
             self.expiries.pop();
-            looked += 1;
+            checked += 1;
             let Some(entry) = self.entries.get(number).filter(|entry| entry.ticket == ticket)
             else {
                 continue;

@@ -20,7 +20,7 @@ pub(super) struct Fullness {
 
 impl Fullness {
     /// Returns what to log.
-    pub(super) fn look(&mut self, usage: &NatUsage, now: Instant) -> Option<String> {
+    pub(super) fn check(&mut self, usage: &NatUsage, now: Instant) -> Option<String> {
         let (last, evicted, refused) = self.reported.unwrap_or((now, 0, 0));
         let is_due = self.reported.is_none() || now.saturating_duration_since(last) >= EVERY;
         let new = (usage.evicted - evicted, usage.refused - refused);
@@ -80,7 +80,7 @@ mod tests {
             };
             let external = Some([198, 51, 100, 9].into());
             table.open(tuple, (external, None), None, at(seconds)).unwrap();
-            fullness.look(&table.usage(), at(seconds))
+            fullness.check(&table.usage(), at(seconds))
         };
         for port in 0..7 {
             assert_eq!(begin(port, 0), None);
@@ -94,8 +94,8 @@ mod tests {
         let said = begin(13, 13).unwrap();
         assert!(said.contains(": 3 old ones"), "{said}");
         table.expire(at(400));
-        let said = fullness.look(&table.usage(), at(400)).unwrap();
+        let said = fullness.check(&table.usage(), at(400)).unwrap();
         assert!(said.contains("room for translations again: 0 of 65536"), "{said}");
-        assert_eq!(fullness.look(&table.usage(), at(401)), None);
+        assert_eq!(fullness.check(&table.usage(), at(401)), None);
     }
 }

@@ -387,7 +387,7 @@ impl Prepared for PreparedFrames {
             thread: Some(thread),
             migration,
             refresh_at: Instant::from_nanos(0),
-            look_at: Instant::from_nanos(0),
+            check_at: Instant::from_nanos(0),
             doubled_by: None,
             merged_by: None,
             claims: self.claims,

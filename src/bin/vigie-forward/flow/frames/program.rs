@@ -34,7 +34,7 @@ const PASSED_UP: [DropReason; 8] = [
     // Link-local neighbours speak to the kernel.
     DropReason::Martian,
 ];
-/// The number of translations refreshed in one look.
+/// The number of translations refreshed in one check.
 const REFRESHED_MAX: usize = 256;
 
 /// The name of an attach mode on the command line.
@@ -246,7 +246,7 @@ impl FlowTaker {
         let Some(nic) = self.0.get() else { return };
         let mut nic = nic.lock().unwrap_or_else(PoisonError::into_inner);
         if nic.attach_mode(Port(0)).is_some() {
-            // After an error it is detached, and the next look says why.
+            // After an error it is detached, and the next check says why.
             let _ = nic.add_flow(flow, now);
         }
     }
@@ -344,7 +344,7 @@ impl FrameProgram {
             return;
         }
         if self.translates && self.is_attached {
-            // Translations not refreshed now are refreshed by the next look.
+            // Translations not refreshed now are refreshed by the next check.
             let _ = self.nic().refresh(now, REFRESHED_MAX);
         }
     }

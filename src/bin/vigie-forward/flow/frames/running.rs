@@ -32,8 +32,8 @@ use crate::{
     stats::FlowReport,
 };
 
-/// Turns of the pipeline at the end, for packets that still wait.
-const DRAIN_TURNS: usize = 1000;
+/// Ticks of the pipeline at the end, for packets that still wait.
+const DRAIN_TICKS: usize = 1000;
 /// The interval at which neighbours that the kernel has not confirmed for a while are asked.
 const REFRESH: Duration = Duration::from_secs(5);
 
@@ -56,7 +56,7 @@ pub(super) struct FramesFlow {
     pub(super) migration: Option<Migration>,
     pub(super) refresh_at: Instant,
     /// The time at which the interfaces' drivers are asked again.
-    pub(super) look_at: Instant,
+    pub(super) check_at: Instant,
     /// The setting by which the kernel has begun to forward the same packets.
     pub(super) doubled_by: Option<String>,
     /// The interface that has begun to merge packets.
@@ -184,7 +184,7 @@ impl FramesFlow {
         let packets = nic.map_or(host, |(seen, passed_up)| {
             host.saturating_add(seen.received.packets.saturating_sub(passed_up))
         });
-        let Some((side, load)) = migration.look(packets, now) else { return };
+        let Some((side, load)) = migration.check(packets, now) else { return };
         let name = self.head.name.clone();
         match self.go_to(side) {
             Ok(()) => log(format!(
@@ -242,7 +242,7 @@ impl Running for FramesFlow {
             if let Some(state_file) = &mut self.state_file {
                 state_file.tick(nat, now);
             }
-            if let Some(said) = self.fullness.look(&nat.usage(), now) {
+            if let Some(said) = self.fullness.check(&nat.usage(), now) {
                 log(format!("flow `{}`: {said}", self.head.name));
             }
         }
@@ -256,8 +256,8 @@ impl Running for FramesFlow {
             let asked = asked.filter_map(|(index, one)| Some((self.tables.port(index)?, one)));
             self.tables.ask_for(asked);
         }
-        if now >= self.look_at {
-            self.look_at = now + REFRESH;
+        if now >= self.check_at {
+            self.check_at = now + REFRESH;
             self.watch_merging();
         }
         self.migrate(now);
@@ -282,7 +282,7 @@ impl Running for FramesFlow {
             let _ = spawn_blocking(move || drop(program)).await;
             let left = self
                 .async_forwarder
-                .with(|forwarder| !forwarder.drain(DRAIN_TURNS))
+                .with(|forwarder| !forwarder.drain(DRAIN_TICKS))
                 .unwrap_or(false);
             if left {
                 log(format!("flow `{}`: frames were still waiting to leave", self.head.name));

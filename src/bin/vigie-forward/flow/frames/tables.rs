@@ -13,7 +13,7 @@ use vigie::{
 use super::{questions::Questions, stages::KERNEL};
 use crate::kernel::{Change, NetlinkCache, SourceAddresses, Target};
 
-/// The number of requests in one look.
+/// The number of requests in one poll.
 const QUESTIONS_MAX: usize = 64;
 
 /// Keeps a [`Fib`] in step with the kernel's routes, for some interfaces.

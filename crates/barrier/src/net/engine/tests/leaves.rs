@@ -8,8 +8,8 @@ use crate::{member::MemberConfig, packet::GroupId};
 /// The longest time that any member may need after the last packet was disturbed: far more than all questions of a
 /// leaving member, and far less than half of the failure timeout.
 const BOUND: Duration = Duration::from_secs(60);
-/// More than can happen at one instant.
-const TURNS_MAX: u32 = 10_000;
+/// More events than can happen at one instant.
+const EVENTS_MAX: u32 = 10_000;
 const FAILURE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The fate of one packet on its way to one member.
@@ -25,7 +25,7 @@ enum Verdict {
 
 /// Packets that members have sent and the network has not taken yet: sender, receiver, and bytes.
 type Sent = Arc<Mutex<Vec<(usize, usize, Vec<u8>)>>>;
-/// Packets that have reached a member and were not looked at yet.
+/// Packets that have reached a member and were not taken yet.
 type Inbox = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// The sender of a packet, and whether it is leaving.
@@ -159,7 +159,7 @@ impl<F: FnMut(Way) -> Verdict, L: FnMut() -> Duration> World<F, L> {
         }
     }
 
-    /// One member's process runs: it looks, continues if it can, and sleeps until it is due again.
+    /// One member's process runs: it polls, continues if it can, and sleeps until it is due again.
     fn run(&mut self, index: usize, barriers: u32) {
         let now = self.now;
         let are_others_gone =
@@ -210,13 +210,13 @@ impl<F: FnMut(Way) -> Verdict, L: FnMut() -> Duration> World<F, L> {
             let latency = (self.latency)().max(self.nodes[index].enters_at - self.now);
             self.add(latency, Occurrence::Runs(index));
         }
-        let mut turns = 0;
+        let mut event_count = 0;
         while self.nodes.iter().any(|node| !node.is_gone) {
             let Some(((at, _), occurrence)) = self.due.pop_first() else {
                 panic!("{}: nothing is due any more", what());
             };
-            turns = if at > self.now { 0 } else { turns + 1 };
-            assert!(turns < TURNS_MAX, "{}: time stands still", what());
+            event_count = if at > self.now { 0 } else { event_count + 1 };
+            assert!(event_count < EVENTS_MAX, "{}: time stands still", what());
             self.now = self.now.max(at);
             let waiting: Vec<usize> =
                 (0..self.nodes.len()).filter(|index| !self.nodes[*index].is_gone).collect();

@@ -173,12 +173,12 @@ fn a_death_amid_a_renewal_leaves_one_group() {
                     .map(|engine| engine.shrink().expect("agreed"))
                     .collect();
                 assert!(survivors.iter().all(|other| *other == survivors[0]), "{what}");
-                for turn in 0..3 {
+                for epoch in 0..3 {
                     group.enter();
                     group.run_until(&what, BarrierEngine::is_over);
                     for engine in group.engines.values_mut() {
                         let (passed, _) = engine.take_exit().expect("over").expect("all live");
-                        assert_eq!(passed.epoch, turn, "{what}");
+                        assert_eq!(passed.epoch, epoch, "{what}");
                     }
                 }
             }
