@@ -223,8 +223,8 @@ fn a_reload_refuses_no_client() {
     let folder = Folder::new();
     let (targets, datagrams) = ([0, 1].map(marked_echo), [0, 1].map(marked_datagrams));
     let door = folder.path("door");
-    let write = |turn: u8| {
-        let at = usize::from(turn % 2);
+    let write = |number: u8| {
+        let at = usize::from(number % 2);
         let (to, udp_to) = (targets[at], datagrams[at]);
         // Every other change is of the settings, too.
         let check = ["", "check = { every = '1s' }\n"][at];
@@ -249,13 +249,13 @@ fn a_reload_refuses_no_client() {
     let mut open = connect(tcp);
     assert_eq!(mark(&mut open), 0);
     Clients::run_beside(&asks, |clients| {
-        for turn in 1..=RELOADS {
-            write(turn);
+        for number in 1..=RELOADS {
+            write(number);
             instance.said.clear();
             instance.signal(Signal::HUP);
             instance.until("SIGHUP: flows: 0 unchanged, 3 ended, 3 new");
             for ask in &asks {
-                assert_eq!(ask().expect("it listens"), turn % 2, "after reload {turn}");
+                assert_eq!(ask().expect("it listens"), number % 2, "after reload {number}");
             }
             clients.wait();
             assert_eq!(mark(&mut open), 0);

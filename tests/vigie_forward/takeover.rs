@@ -48,9 +48,9 @@ fn a_restart_refuses_no_client() {
     const RESTARTS: usize = 6;
     let folder = Folder::new();
     let (targets, datagrams) = ([0, 1].map(marked_echo), [0, 1].map(marked_datagrams));
-    let start = |turn: usize| {
-        let text = flows(&folder, targets[turn % 2], datagrams[turn % 2]);
-        let file = folder.write(&format!("config-{turn}.toml"), &text);
+    let start = |number: usize| {
+        let text = flows(&folder, targets[number % 2], datagrams[number % 2]);
+        let file = folder.write(&format!("config-{number}.toml"), &text);
         Instance::start(&folder, &["run", "--config", file.to_str().expect("text")]).ready()
     };
     let mut instance = start(0);
@@ -64,11 +64,11 @@ fn a_restart_refuses_no_client() {
         ask_by_datagram(udp),
     ];
     Clients::run_beside(&asks, |clients| {
-        for turn in 1..=RESTARTS {
-            let expected = u8::try_from(turn % 2).expect("small");
+        for number in 1..=RESTARTS {
+            let expected = u8::try_from(number % 2).expect("small");
             let mut open = connect(tcp);
             assert_eq!(mark(&mut open), 1 - expected);
-            let mut next = start(turn);
+            let mut next = start(number);
             assert_eq!((next.address("tcp"), next.address("udp")), (tcp, udp));
             assert_eq!(metrics_at(&mut next), metrics);
             next.until("has taken over from process");

@@ -163,7 +163,7 @@ fn a_barrier_is_a_function_of_its_seed() {
 }
 
 /// Goal: a late member is waited for, not believed dead, even if all others keep asking it; its host answers.
-/// Method: each member in epoch comes three failure timeouts late.
+/// Method: each member in turn comes three failure timeouts late.
 #[test]
 fn who_is_late_is_waited_for() {
     let timeout = Duration::from_millis(500);
@@ -191,7 +191,7 @@ fn who_is_late_is_waited_for() {
 }
 
 /// Goal: a member that falls silent is named on all others within the failure timeout, in virtual time, and the rest goes on. Method:
-/// the NIC of each member in epoch stands still.
+/// the NIC of each member in turn stands still.
 #[test]
 fn who_falls_silent_is_named_in_time() {
     let timeout = Duration::from_secs(2);

@@ -39,7 +39,7 @@ async fn mark_at(endpoint: &Endpoint) -> io::Result<u8> {
 
 /// Hands a listener back and forth between two targets, while clients connect.
 async fn pass_on(listen: Endpoint) -> io::Result<()> {
-    const TURNS: usize = 50;
+    const HANDOVERS: usize = 50;
     const CLIENTS: usize = 4;
     let targets = [marked(0).await?, marked(1).await?];
     let mut relay = Serving::start(Relay::builder(listen).upstream(targets[0]));
@@ -60,10 +60,10 @@ async fn pass_on(listen: Endpoint) -> io::Result<()> {
         .collect();
 
     let mut drained = Vec::new();
-    for turn in 1..=TURNS {
+    for number in 1..=HANDOVERS {
         let listener = relay.handle.listener().expect("it accepts");
         assert_eq!(listener.endpoint(), &endpoint);
-        let next = Relay::builder(local()).upstream(targets[turn % 2]).listener(listener);
+        let next = Relay::builder(local()).upstream(targets[number % 2]).listener(listener);
         // Before the one that has the listener now: a mistake of the settings would be known in time.
         let server = Server::current()?;
         let next = next.bind_on(&server).expect("it needs no socket");
@@ -72,10 +72,10 @@ async fn pass_on(listen: Endpoint) -> io::Result<()> {
         let task = spawn(next.serve(|connection| drop(spawn(connection))));
         let next = Serving { endpoint: endpoint.clone(), handle, task };
         drained.push(std::mem::replace(&mut relay, next));
-        assert_eq!(usize::from(mark_at(&endpoint).await?), turn % 2, "turn {turn}");
+        assert_eq!(usize::from(mark_at(&endpoint).await?), number % 2, "handover {number}");
     }
     stop.send_replace(true);
-    let mut asked = TURNS as u64;
+    let mut asked = HANDOVERS as u64;
     for client in clients {
         asked += client.await.expect("it does not panic")?;
     }
@@ -93,7 +93,7 @@ async fn pass_on(listen: Endpoint) -> io::Result<()> {
 }
 
 /// Goal: while a listener passes from relay to relay, no client is refused or reset, and each relay that has taken over is alone.
-/// Method: clients that connect without a pause over 50 turns, on TCP and on a Unix socket, whose file stays until the end.
+/// Method: clients that connect without a pause over 50 handovers, on TCP and on a Unix socket, whose file stays until the end.
 #[test]
 fn a_listener_passes_on() {
     run(pass_on(Endpoint::Tcp(local())));

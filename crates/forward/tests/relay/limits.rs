@@ -123,10 +123,10 @@ fn ten_thousand_connections_and_few_descriptors() {
         let mut tasks = Vec::new();
         for index in 0..AT_A_TIME {
             tasks.push(vigie_runtime::spawn(async move {
-                for turn in 0..EACH {
+                for number in 0..EACH {
                     let stream = vigie_detect::net::TcpStream::connect(address).await?;
-                    let bytes = pattern(index * EACH + turn, 200);
-                    assert!(exchange(stream, bytes.clone()).await? == bytes, "{index}, {turn}");
+                    let bytes = pattern(index * EACH + number, 200);
+                    assert!(exchange(stream, bytes.clone()).await? == bytes, "{index}, {number}");
                 }
                 io::Result::Ok(())
             }));

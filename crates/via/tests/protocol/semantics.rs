@@ -127,10 +127,10 @@ fn messages_do_not_overtake() {
 #[test]
 fn the_earliest_posted_receive_matches() {
     let patterns = [from(0, 3), from(None, 3), from(0, None), from(None, None)];
-    for turn in 0..4 {
+    for shift in 0..4 {
         let mut cluster = pair();
         let mut order = patterns;
-        order.rotate_left(turn);
+        order.rotate_left(shift);
         let ids = order.map(|pattern| cluster.engine(1).post_receive(pattern));
         for number in 0..4 {
             let state = cluster.send(0, 1, 3, SendMode::Standard, &[number]);
@@ -140,7 +140,7 @@ fn the_earliest_posted_receive_matches() {
         for (number, id) in (0..).zip(ids) {
             let mut found = [255];
             cluster.receive_into(1, id, &mut found[..]).expect("received");
-            assert_eq!(found, [number], "order {turn}");
+            assert_eq!(found, [number], "order {shift}");
         }
     }
 }

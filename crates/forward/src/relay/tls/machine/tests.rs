@@ -232,9 +232,9 @@ fn keys_are_renewed() {
     let mut client = Connection::from(client.expect("settings"));
     let mut heard = Vec::new();
     let mut sent = Vec::new();
-    for turn in 0..200 {
+    for number in 0..200 {
         if !client.is_handshaking() {
-            let message = vec![u8::try_from(turn).expect("small"); 500];
+            let message = vec![u8::try_from(number).expect("small"); 500];
             std::io::Write::write_all(&mut client.writer(), &message).expect("memory");
             sent.extend(message);
             client.refresh_traffic_keys().expect("it is connected");
