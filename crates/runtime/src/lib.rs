@@ -28,7 +28,7 @@
 //! # How it works
 //! ```text
 //!               ┌──────────── worker (or the one thread of the user-level flavor) ───────────┐
-//!   switch ───▶│ pass due?  ──▶ Driver::detect ──▶ wakers ──▶ reaction lane                │
+//!   switch ───▶ │ pass due?  ──▶ Driver::detect ──▶ wakers ──▶ reaction lane                │
 //!               │ reaction lane, then compute lane, then other workers' ──▶ poll the task    │ ──▶ switch
 //!               │ nothing to run ──▶ Driver::park (one worker), or the thread's own sleep   │
 //!               └────────────────────────────────────────────────────────────────────────────┘

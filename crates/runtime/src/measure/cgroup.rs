@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(parse("nr_periods many\nnr_throttled 2\nthrottled_usec 1500"), None);
     }
 
-    /// Goal: the own group is searched first. Method: lines of both versions.
+    /// Goal: the own group is looked for first. Method: lines of both versions.
     #[test]
     fn groups_are_found() {
         let shown = |text| {

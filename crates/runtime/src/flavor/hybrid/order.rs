@@ -25,8 +25,8 @@ use crate::{
     sync::{AtomicCell, Ordering},
 };
 
-/// After how many delays of the watchdog the supervisor checks if a long poll blocks events or reacting tasks, and if it blocks only
-/// computation.
+/// After how many delays of the watchdog the supervisor makes its check where a long poll blocks events or reacting tasks, and where it
+/// blocks only computation.
 pub(crate) const SOON: u64 = 1;
 const LATER: u64 = 5;
 
@@ -274,8 +274,8 @@ pub(crate) fn is_brief(account: &Account, is_proven: bool, long_poll_ns: u64) ->
     is_proven && account.usual_ns().is_some_and(|usual| u64::from(usual) <= most)
 }
 
-/// Returns after how many delays of the watchdog the supervisor checks if a worker polls a brief task: soon if any poll was long
-/// lately, since a task that computes now and then cannot be told from one that never does.
+/// Returns after how many delays of the watchdog the supervisor makes its check while a worker polls a brief task: soon if any poll was
+/// long lately, since a task that computes now and then cannot be told from one that never does.
 fn delays_of_brief(watchdog: &Watchdog, now: u64) -> u64 {
     if watchdog.is_alert(now) { SOON } else { BRIEF }
 }
