@@ -381,10 +381,7 @@ fn nothing_is_left_behind() {
             let mut end = End::new(Reliability::ReliableDelivery);
             let mut peer = Peer::connected("mirror-delivery", &mut end);
             names.push(format!("{:?}", end.nic));
-            assert!(
-                !descriptors().is_empty() && mappings() > 0,
-                "the test reads the right place"
-            );
+            assert!(!descriptors().is_empty() && mappings() > 0, "the test reads the right place");
             if is_killed {
                 peer.0.kill();
                 assert!(matches!(end.next_event(), NicEvent::Broken { .. }));

@@ -65,7 +65,7 @@ fn block_on_from_several_threads() {
                         let result = runtime.block_on(async {
                             let task = spawn(async move {
                                 yield_now().await;
-                               call
+                                call
                             });
                             time::sleep(Duration::from_micros(1)).await;
                             task.await

@@ -317,7 +317,8 @@ fn endless_polls_let_one_task_through() {
         }
         world.serves().store(before);
         let census = Census::take(&world, Instant::from_nanos(now), LONG_POLL);
-        let since = SupervisorHistory { long_poll: LONG_POLL, call: 0, any: Duration::from_nanos(any) };
+        let since =
+            SupervisorHistory { long_poll: LONG_POLL, call: 0, any: Duration::from_nanos(any) };
         census.decide(&world, false, since, QUANTUM);
         assert_eq!(world.serves().load(), serves, "{polls} {any} {before:?}");
     }

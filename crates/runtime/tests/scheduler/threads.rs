@@ -15,7 +15,7 @@ use super::{
     kernel::Kernel,
     lane::{self, Cause, Credit, Lane},
     loads::Act,
-    world::{CALL_NS, PASS_NS, Local, Options, Parker, START_NS, SWITCH_NS, Task, World},
+    world::{CALL_NS, Local, Options, PASS_NS, Parker, START_NS, SWITCH_NS, Task, World},
 };
 
 /// As by default.

@@ -291,7 +291,9 @@ impl ShmMember {
                     expected,
                     Some(&sleep_max),
                 );
-                state.check_gone().map_err(BarrierError::io("checking whether members are gone"))?;
+                state
+                    .check_gone()
+                    .map_err(BarrierError::io("checking whether members are gone"))?;
                 outcome = state.outcome(position);
             }
         }

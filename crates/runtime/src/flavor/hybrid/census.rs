@@ -245,7 +245,10 @@ impl Census {
     /// would wait one check per call.
     fn may_have_to_grow(self, parts: &impl Parts, long_polls_since_call: u128) -> bool {
         let sleeps = parts.blocked().count() > 0;
-        sleeps && self.has_young_poll && self.waiting_count > 0 && long_polls_since_call < CALLED_LATELY
+        sleeps
+            && self.has_young_poll
+            && self.waiting_count > 0
+            && long_polls_since_call < CALLED_LATELY
     }
 
     /// Returns what reserve threads may run now.

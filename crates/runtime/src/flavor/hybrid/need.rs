@@ -191,7 +191,8 @@ mod tests {
         let caught = Situation { computing_reserves: 1, ..seen };
         assert_eq!(decide(&caught), WakePlan::default());
         assert_eq!(decide(&Situation { long_polls_since_call: 4, ..caught }), activated(1));
-        let crowd = Situation { computing_reserves: 500, long_polls_since_call: CALL_DELAY_MAX, ..seen };
+        let crowd =
+            Situation { computing_reserves: 500, long_polls_since_call: CALL_DELAY_MAX, ..seen };
         assert_eq!(decide(&crowd), activated(1), "it is put off, never refused");
     }
 
@@ -204,12 +205,20 @@ mod tests {
         assert_eq!(decide(&two), WakePlan::default());
         assert!(two.needs_somebody(), "the supervisor checks again");
         for (delayed_reserves, delay) in [(2, 32), (5, 80), (8, 128), (500, 128)] {
-            for (long_polls_since_call, delayed_long_polls) in [(delay - 1, delay), (delay, delay - 1)] {
-                let before = Situation { delayed_reserves, long_polls_since_call, delayed_long_polls, ..two };
+            for (long_polls_since_call, delayed_long_polls) in
+                [(delay - 1, delay), (delay, delay - 1)]
+            {
+                let before = Situation {
+                    delayed_reserves,
+                    long_polls_since_call,
+                    delayed_long_polls,
+                    ..two
+                };
                 assert_eq!(decide(&before), WakePlan::default(), "{delayed_reserves}");
             }
             let (long_polls_since_call, delayed_long_polls) = (delay, delay);
-            let long = Situation { delayed_reserves, long_polls_since_call, delayed_long_polls, ..two };
+            let long =
+                Situation { delayed_reserves, long_polls_since_call, delayed_long_polls, ..two };
             assert_eq!(decide(&long), activated(1));
         }
         assert_eq!(
