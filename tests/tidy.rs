@@ -6,6 +6,8 @@
 //!
 //! How the tree, manifests and Rust text are read stands in the folder `tidy`.
 
+#[path = "tidy/errors.rs"]
+mod errors;
 #[path = "tidy/links.rs"]
 mod links;
 #[path = "tidy/manifest.rs"]
@@ -22,6 +24,7 @@ mod tree;
 use std::collections::BTreeSet;
 
 use crate::{
+    errors::check_causes,
     links::check_links,
     manifest::{Table, dependencies, package_name},
     names::{check_prose, check_type_names},
@@ -112,6 +115,32 @@ fn a_forbidden_arrow_is_found() {
     ] {
         assert_eq!(check_arrows(&manifest(package, rest)), Vec::<String>::new());
     }
+}
+
+// ------------------------------------------------------------------------------ rule: causes
+
+#[test]
+fn errors_show_their_causes() {
+    let mut files = rust_files();
+    // `vigie-bench` prints each cause on a line of its own.
+    files.retain(|file| !file.path.starts_with("crates/bench/") && file.path != "tests/tidy.rs");
+    assert_clean(&files, check_causes);
+}
+
+/// Finds a variant of each form, and lets those pass that show their cause or have none.
+#[test]
+fn a_hidden_cause_is_found() {
+    let of = |text: &str| check_causes(&File::new("crates/x/src/error.rs", text)).len();
+    assert_eq!(of("#[error(\"it failed\")]\nFailed(#[from] io::Error),"), 1);
+    assert_eq!(
+        of(
+            "#[error(\"at {place}\")]\nAt {\n    place: u8,\n    #[source]\n    source: io::Error,\n},"
+        ),
+        1
+    );
+    assert_eq!(of("#[error(\"it failed: {0}\")]\nFailed(#[from] io::Error),"), 0);
+    assert_eq!(of("#[error(transparent)]\nFailed(#[from] io::Error),"), 0);
+    assert_eq!(of("#[error(\"broken\")]\nBroken,\n}\n\nstruct Other(#[source] io::Error);"), 0);
 }
 
 // ------------------------------------------------------------------------------- rule: rooms
