@@ -97,15 +97,19 @@ impl<P: Provider> MessageEngine<P> {
             allows_write: true,
             allows_read: config.reliability != Reliability::Unreliable,
         })?;
+
         let writable = region_attributes(tag, true);
         let area = self.nic.allocate(config.area_bytes as usize, writable)?;
         let bytes = link::control_region_bytes(config.control_entries);
         let control = self.nic.allocate(bytes, writable)?;
         let staged = self.staging.register_for(&mut self.nic, tag)?;
+
+        // The descriptors are posted before the connection is made: the peer may send as soon as it has one.
         let cookie = cookie_of(rank);
         for _ in 0..config.descriptors {
             self.nic.post_receive(vi, &ReceiveDescriptor { cookie, segments: &[] })?;
         }
+
         Ok(LocalResources {
             vi,
             area,
@@ -347,9 +351,12 @@ impl<P: Provider> MessageEngine<P> {
                 return self.events.push_back(EngineEvent::Refused { rank, reason });
             }
         };
+
+        // Both ranks have called: the call of the lower rank was kept until this rank's own was refused.
         if let Some(request) = held {
             return self.answer(request, rank);
         }
+
         match reason {
             DisconnectReason::Rejected
             | DisconnectReason::Disconnected

@@ -356,10 +356,13 @@ impl<P: Provider> MessageEngine<P> {
         else {
             return self.arrived_elsewhere(rank, immediate, direct);
         };
+
+        // From now on the peer may be owed credits: it gets them at the latest before the engine sleeps.
         link.consumed();
         if !std::mem::replace(is_touched, true) {
             self.touched.push(rank);
         }
+
         match immediate {
             link::CONTROL_IMMEDIATE => {
                 let control = link.take_control().ok_or("an unknown control entry")?;
@@ -377,6 +380,8 @@ impl<P: Provider> MessageEngine<P> {
                 self.frame(arrival, direct)?;
             }
         }
+
+        // Only now, since the place of a frame is free once the frame was handled.
         self.return_credits(rank, false);
         Ok(())
     }
@@ -417,8 +422,11 @@ impl<P: Provider> MessageEngine<P> {
         else {
             return Ok(());
         };
+
         lossy.repost(&mut self.nic);
         lossy.arrived(immediate)?;
+
+        // The peer is looked up for each item: it may fail while one is handled.
         while let Some(Peer { link: PeerLink::Unreliable(lossy), failed: None, .. }) =
             self.peers.get_mut(rank as usize)
             && let Some(item) = lossy.take()
@@ -439,6 +447,7 @@ impl<P: Provider> MessageEngine<P> {
         if !self.config.is_unreliable() {
             return false;
         }
+
         let mut has_worked = false;
         for rank in 0..self.size() {
             let Some(Peer { link: PeerLink::Unreliable(lossy), failed: None, .. }) =
@@ -446,6 +455,7 @@ impl<P: Provider> MessageEngine<P> {
             else {
                 continue;
             };
+
             match lossy.service(&mut self.nic, &mut self.staging, self.now) {
                 Ok(sent) => has_worked |= sent,
                 Err(()) => {
@@ -453,6 +463,8 @@ impl<P: Provider> MessageEngine<P> {
                     continue;
                 }
             }
+
+            // A retransmission carries the acknowledgement with it: only one that is still owed is sent alone.
             if let Some(Peer { link: PeerLink::Unreliable(lossy), .. }) =
                 self.peers.get_mut(rank as usize)
                 && let SendOutcome::Fault(what) = lossy.acknowledge(&mut self.nic)

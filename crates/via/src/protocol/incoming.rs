@@ -363,12 +363,16 @@ impl<P: Provider> MessageEngine<P> {
             self.announce(request);
             return Ok(key);
         }
+
         let node = self.unexpected.insert(label, key);
         let MessageCounters { unexpected, ready_unexpected, .. } = &mut self.counters;
         *unexpected += 1;
         let Some(message) = self.messages.get_mut(key) else { return Ok(key) };
         *ready_unexpected += u64::from(message.flags & FLAG_READY != 0);
         message.node = Some(node);
+
+        // The sender keeps the bytes of an announced message until they are granted: such messages are
+        // limited by their number, not by the heap.
         if message.is_announced {
             message.is_counted = true;
             let Some(peer) = self.peers.get_mut(label.source as usize) else { return Ok(key) };
@@ -378,6 +382,8 @@ impl<P: Provider> MessageEngine<P> {
             }
             return Ok(key);
         }
+
+        // The whole grant counts at once: the sender may use all of it before a receive comes.
         message.parked = message.granted + to_u64(size_of::<IncomingMessage>());
         let parked = message.parked;
         self.park(label.source, parked)?;
@@ -447,16 +453,23 @@ impl<P: Provider> MessageEngine<P> {
             message.granted = message.total.min(u64::from(self.config.window_bytes));
         }
         let granted = message.granted;
+
         if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request) {
             receive.state = ReceiveState::Matched { message: key };
         }
+
         if is_synchronous {
             self.queue_control(rank, Control::Matched { request: sender });
         }
+
+        // A sender that was told to pause sends no more of a message until a grant says that it was matched, so the
+        // grant is sent again even if the message has it already.
         let has_paused = self.peers.get(rank as usize).is_some_and(|peer| peer.has_paused);
         if needs_grant && (has_paused || is_held) {
             self.queue_control(rank, Control::Grant { request: sender, limit: granted });
         }
+
+        // If the owner does not poll, the engine fetches the message after a while: the sender waits for that.
         if is_remote {
             self.unattended.push(UnattendedMessage::new(key));
         } else if needs_grant {
@@ -475,12 +488,17 @@ impl<P: Provider> MessageEngine<P> {
         if arrival.length != envelope.length as usize || to_u64(arrival.length) > opening.total {
             return Err("a first frame whose length is not the one announced");
         }
+
         let rank = arrival.rank;
         let label = Label { context: envelope.context, source: rank, tag: envelope.tag };
         self.counters.messages_received += 1;
+
         let mut message =
             IncomingMessage::new(label, envelope.flags, opening.request, opening.total);
         message.granted = opening.total.min(u64::from(self.config.window_bytes));
+
+        // A message that is only announced has no grant, and neither has one in its sender's memory: the check below
+        // then refuses any bytes.
         message.is_announced = envelope.has(FLAG_ANNOUNCED);
         if message.is_announced {
             message.granted = 0;
@@ -492,17 +510,24 @@ impl<P: Provider> MessageEngine<P> {
         if to_u64(arrival.length) > message.granted {
             return Err("more of a message than was granted");
         }
+
         let is_whole = to_u64(arrival.length) == opening.total;
+        // Receives that were posted come before the caller's own.
         let taker = self.posted.take(label).or_else(|| self.begin_receive(label, direct));
         let key = self.arrange(message, taker)?;
+
+        // Later frames find their message by its stream; a whole message needs none.
         if !is_whole
             && !self.peers.get_mut(rank as usize).is_some_and(|p| p.set_stream(envelope.id, key))
         {
             return Err("a stream that is in use");
         }
+
         if let Some(message) = self.messages.get_mut(key) {
             message.stream = envelope.id;
         }
+
+        // An announced message brings no bytes, and neither does one in its sender's memory.
         if arrival.length == 0 { Ok(()) } else { self.more(key, arrival, direct) }
     }
 
@@ -541,6 +566,8 @@ impl<P: Provider> MessageEngine<P> {
         direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         let Some(message) = self.messages.get(key) else { return Ok(()) };
+
+        // Bytes on the heap come first: until they are drained, what arrives must join them there.
         let own = match direct.interest {
             ReceiveInterest::Request(own) => {
                 message.request == Some(own) && message.parts.is_empty()
@@ -548,6 +575,8 @@ impl<P: Provider> MessageEngine<P> {
             _ => false,
         };
         let length = to_u64(arrival.length);
+
+        // The bytes of a discarded message count as consumed: without further grants, its send would never end.
         if own || message.is_discarded {
             let taken = if message.is_discarded {
                 0
@@ -558,6 +587,7 @@ impl<P: Provider> MessageEngine<P> {
                 message.arrived += length;
                 message.is_truncated |= taken < arrival.length;
             }
+
             self.consumed(key, length);
             if self.messages.get(key).is_some_and(|message| message.is_discarded) {
                 self.end_discarded(key);
@@ -566,6 +596,8 @@ impl<P: Provider> MessageEngine<P> {
             }
             return Ok(());
         }
+
+        // A message without a receive gets no grant here: its sender stops at the end of the window.
         let request = message.request;
         self.keep(key, arrival);
         if let Some(request) = request {
@@ -582,8 +614,11 @@ impl<P: Provider> MessageEngine<P> {
             Some(RequestEntry::Receive(receive)) => Some(receive),
             _ => None,
         });
+
+        // Bytes beyond the receive's limit are only counted, so that `arrived` still reaches the whole length.
         let limit = receive.map_or(u64::MAX, |receive| receive.limit);
         let room = to_usize(limit.saturating_sub(message.arrived)).min(arrival.length);
+
         let Origin::Area(offset) = arrival.origin else {
             let mut part = self.take(&mut arrival);
             part.clip(room);
@@ -592,10 +627,12 @@ impl<P: Provider> MessageEngine<P> {
             }
             return;
         };
+
         let Some(link) = reliable(&self.peers, arrival.rank) else { return };
         // A message without a receive takes no more heap than what its sender may send.
         let ahead = if message.request.is_some() { KEPT_AT_FIRST } else { 0 };
         let first = to_usize(message.total.min(message.granted.max(ahead)).min(limit));
+
         let part = message.parts.part_to_fill(first);
         let read = link.area.memory.read_onto(
             u64::from(offset) + to_u64(arrival.start),
@@ -603,6 +640,7 @@ impl<P: Provider> MessageEngine<P> {
             &mut part.bytes,
         );
         debug_assert!(read.is_ok(), "found inside");
+
         part.beyond += arrival.length - room;
         message.arrived += to_u64(arrival.length);
     }

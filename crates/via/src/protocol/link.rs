@@ -306,18 +306,21 @@ impl ReliableLink {
         slices: &[IoSlice<'_>],
         length: u32,
     ) -> SendOutcome {
+        // The peer finds frames one behind the other. So a loaned place is announced first, to be filled later.
         if self.loaned.is_some() {
             match self.skip_loaned(nic) {
                 SendOutcome::Done => {}
                 other => return other,
             }
         }
+
         let before = self.writer;
         let place = match self.place(length) {
             Ok(Some(place)) => place,
             Ok(None) => return SendOutcome::Blocked,
             Err(what) => return SendOutcome::Fault(what),
         };
+
         let remote =
             RemoteSegment { key: self.parameters.area_key, offset: u64::from(place.offset) };
         let sent = if staging.is_needed(u64::from(length)) {
@@ -325,6 +328,7 @@ impl ReliableLink {
         } else {
             self.post(nic, Data::Inline(slices), remote, Some(place.immediate), None)
         };
+
         if sent == SendOutcome::Done {
             self.descriptors_out.take();
             let body = (length as usize).saturating_sub(ENVELOPE_BYTES);
@@ -332,6 +336,7 @@ impl ReliableLink {
                 self.prefetch_next(nic, length);
             }
         } else {
+            // The peer looks for the next frame in this place, since it knows of none here.
             self.writer = before;
         }
         sent
@@ -516,12 +521,16 @@ impl ReliableLink {
                 Err(what) => return SendOutcome::Fault(what),
             }
         }
+
+        // Both sides count the entries, and the count alone says which slot is next: only a posted entry may count.
         let slot = self.controls_out.used() % self.parameters.control_entries;
         let offset = ENTRIES + u64::from(slot) * to_u64(CONTROL_BYTES);
         let remote = RemoteSegment { key: self.parameters.control_key, offset };
+
         let bytes = control.encode();
         let slices = [IoSlice::new(&bytes)];
         let sent = self.post(nic, Data::Inline(&slices), remote, Some(CONTROL_IMMEDIATE), None);
+
         if sent == SendOutcome::Done {
             self.controls_out.take();
             self.descriptors_out.take();

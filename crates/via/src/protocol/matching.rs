@@ -197,6 +197,7 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
                 }
             }
         }
+
         self.inserted += 1;
         let node = Some(IndexNode { order: self.inserted, value, keys, links });
         if self.free.pop().is_some() {
@@ -282,19 +283,24 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
     fn remove(&mut self, id: u32) -> Option<T> {
         let node = self.nodes.get_mut(id as usize)?.take()?;
         self.free.push(id);
+
+        // A node that is alone was never linked.
         if self.solo.take_if(|solo| *solo == id).is_some() {
             return Some(node.value);
         }
+
         for (lane, (key, (previous, next))) in node.keys.into_iter().zip(node.links).enumerate() {
             if !self.has_lists[lane] {
                 continue;
             }
+
             if let Some(node) = self.node_mut(previous) {
                 node.links[lane].1 = next;
             }
             if let Some(node) = self.node_mut(next) {
                 node.links[lane].0 = previous;
             }
+
             match (previous, next) {
                 (NONE, NONE) => self.remove_list(key),
                 (NONE, next) => self.list_mut(key).into_iter().for_each(|list| list.0 = next),

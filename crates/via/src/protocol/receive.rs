@@ -179,8 +179,11 @@ impl<P: Provider> MessageEngine<P> {
             let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(id.0) else {
                 return Poll::Ready(Err(RequestError::Unknown));
             };
+
+            // From now on, grants follow what the owner takes, not what arrives.
             receive.is_attended = true;
             let source = receive.pattern.source;
+
             match receive.state {
                 ReceiveState::Posted { .. } => {}
                 ReceiveState::Failed(error) => {
@@ -188,21 +191,25 @@ impl<P: Provider> MessageEngine<P> {
                     return Poll::Ready(Err(error));
                 }
                 ReceiveState::Matched { message } => {
+                    // The bytes on the heap come before those that are still to arrive.
                     self.drain(message, sink);
                     if let Some(status) = self.complete_receive(message) {
                         return Poll::Ready(Ok(status));
                     }
+
                     self.fetch(message, sink);
                     if let Some(status) = self.complete_receive(message) {
                         return Poll::Ready(Ok(status));
                     }
                 }
             }
+
             let mut direct = DirectReceive::new(ReceiveInterest::Request(id.0), sink);
             direct.source = source;
             if !self.step(&mut direct) && !self.flush() {
                 return Poll::Pending;
             }
+
             if let Some(status) = direct.result {
                 return Poll::Ready(Ok(status));
             }
@@ -256,16 +263,22 @@ impl<P: Provider> MessageEngine<P> {
         if self.unattended.is_empty() {
             return false;
         }
+
         let (mut later, mut due) = (Vec::new(), Vec::new());
         for mut one in std::mem::take(&mut self.unattended) {
             let Some(message) = self.messages.get(one.message) else { continue };
+
+            // A sender waits if its message is still in its memory, or if all that was granted has arrived.
             let is_short = message.arrived == message.granted && message.granted < message.total;
             if message.request.is_none() || !(message.remote.is_some() || is_short) {
                 continue;
             }
+
             let taken = self.peers.get(message.label.source as usize).map_or(0, |peer| peer.taken);
             let found = *one.found.get_or_insert(now);
             let since = *one.since.get_or_insert(now);
+
+            // Other messages of this rank were taken meanwhile: perhaps the owner polls many receives in a row.
             let is_passed_over = std::mem::replace(&mut one.taken, taken) != taken;
             if is_passed_over && found.saturating_add(PASSED_OVER_MAX) > now {
                 one.since = Some(now);
@@ -278,6 +291,7 @@ impl<P: Provider> MessageEngine<P> {
             }
             later.push(one);
         }
+
         self.unattended = later;
         let has_worked = !due.is_empty();
         for key in due {

@@ -187,13 +187,17 @@ impl UnreliableLink {
         if !self.has_room() {
             return SendOutcome::Blocked;
         }
+
         let mut bytes = vec![0; HEADER_BYTES];
         for slice in slices {
             bytes.extend_from_slice(slice);
         }
+
         let number = self.next_out;
         self.next_out += 1;
         self.counters.packets += 1;
+
+        // The packet is kept before it is sent: if the queue does not take it, it is sent again later.
         let kind = if is_control { CONTROL } else { FRAME };
         self.packets.push_back(UnackedPacket {
             number,
@@ -205,6 +209,7 @@ impl UnreliableLink {
             has_arrived: false,
             overtaken: 0,
         });
+
         let last = self.packets.len() - 1;
         self.transmit(nic, staging, now, last)
     }
@@ -302,11 +307,14 @@ impl UnreliableLink {
             if packet.has_arrived || (packet.due > now && packet.overtaken < OVERTAKEN) {
                 continue;
             }
+
             if packet.tries >= TRIES_MIN
                 && now.saturating_duration_since(packet.first_sent) >= self.give_up_after
             {
                 return Err(());
             }
+
+            // A packet that the queue has never taken is sent for the first time now.
             self.counters.retransmissions += u64::from(packet.tries > 0);
             has_worked = true;
             if matches!(self.transmit(nic, staging, now, index), SendOutcome::Fault(_)) {
@@ -368,25 +376,33 @@ impl UnreliableLink {
     }
 
     fn packet(&mut self, header: &ReliableHeader, bytes: Vec<u8>) {
+        // A duplicate is acknowledged too: its sender may have missed the first acknowledgement.
         self.owes_ack = true;
         let Some(ahead) = header.number.checked_sub(self.next_in) else {
             self.counters.duplicates += 1;
             return;
         };
+
+        // A sender has no more packets under way than there are slots.
         if ahead >= self.slots_in {
             self.counters.damaged += 1;
             return;
         }
+
         let index = usize::try_from(ahead).unwrap_or_default();
         while self.early.len() <= index {
             self.early.push_back(None);
         }
+
         if self.early[index].is_some() {
             self.counters.duplicates += 1;
             return;
         }
+
         self.counters.out_of_order += u64::from(index > 0);
         self.early[index] = Some(bytes);
+
+        // After this, `early` begins with a missing packet again.
         while let Some(Some(bytes)) = self.early.front_mut().map(Option::take) {
             self.early.pop_front();
             self.next_in += 1;

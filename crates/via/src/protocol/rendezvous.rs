@@ -90,6 +90,7 @@ impl<P: Provider> MessageEngine<P> {
     pub(super) fn fetch<S: Sink + ?Sized>(&mut self, key: u64, sink: &mut S) {
         let Some(message) = self.messages.get(key) else { return };
         let Some((remote, offset)) = message.remote else { return };
+
         let rank = message.label.source;
         let vi = self.peers.get(rank as usize).and_then(|peer| peer.vi());
         let total = message.total;
@@ -97,16 +98,20 @@ impl<P: Provider> MessageEngine<P> {
             && let Some(end) = offset.checked_add(total)
             && end <= to_u64(memory.len())
         {
+            // The copy is made before the sender is told, which may then use its memory for something else.
             let is_truncated = !copy(&memory, offset, total, sink);
             self.counters.remote_reads += 1;
             self.has_taken(rank);
             self.finish_remote(key);
+
             if let Some(message) = self.messages.get_mut(key) {
                 message.is_truncated = is_truncated;
                 (message.arrived, message.consumed, message.granted) = (total, total, total);
             }
             return;
         }
+
+        // The sender now sends the bytes in frames, for which it needs a first grant.
         let Some(message) = self.messages.get_mut(key) else { return };
         message.remote = None;
         message.granted = total.min(u64::from(self.config.window_bytes));

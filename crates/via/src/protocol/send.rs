@@ -308,9 +308,11 @@ impl<P: Provider> MessageEngine<P> {
             // It is only announced now.
             self.keep_if_short(key, dest, body);
         }
+
         let sent = if is_next { self.send_head(key, borrowed) } else { SendOutcome::Blocked };
         match sent {
             SendOutcome::Done => {
+                // The engine has borrowed bytes only during this call.
                 if let Some(body) = borrowed {
                     self.pump_borrowed(key, body);
                 } else {
@@ -327,6 +329,7 @@ impl<P: Provider> MessageEngine<P> {
                     peer.outbox.push_back(key);
                 }
                 self.list(dest);
+                // A rank that is not connected blocks too: it is called now.
                 self.need(dest);
             }
             SendOutcome::Fault(what) => self.peer_fault(dest, what),
@@ -388,6 +391,8 @@ impl<P: Provider> MessageEngine<P> {
         if let Some(body) = borrowed {
             return act(self, body, skip);
         }
+
+        // `act` borrows the whole engine, so the body leaves the request for that time.
         let body = std::mem::replace(&mut send.body, SendBody::Borrowed);
         let sent = match &body {
             SendBody::Owned(bytes) => act(self, &[IoSlice::new(bytes)], skip),
@@ -399,6 +404,7 @@ impl<P: Provider> MessageEngine<P> {
             }
             SendBody::Borrowed => act(self, &[], 0),
         };
+
         if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
             send.body = body;
         }
@@ -689,8 +695,11 @@ impl<P: Provider> MessageEngine<P> {
         if self.peers.get(rank as usize).is_none_or(|peer| peer.failed.is_some()) {
             return false;
         }
+
         let mut has_worked = !self.peers[rank as usize].controls.is_empty();
         has_worked &= self.flush_controls(rank);
+
+        // Messages begin in the order of the calls: a blocked first frame stops all that are behind it.
         let mut sent = SendOutcome::Done;
         while sent == SendOutcome::Done
             && let Some(peer) = self.peers.get_mut(rank as usize)
@@ -703,10 +712,13 @@ impl<P: Provider> MessageEngine<P> {
                 self.start_pump(key);
             }
         }
+
         has_worked |= self.run_pumps(rank, &mut sent);
         if let SendOutcome::Fault(what) = sent {
             self.peer_fault(rank, what);
         }
+
+        // Last, since it wakes the owners of borrowed bytes only if room is left.
         has_worked |= self.wake_stalled(rank);
         if self.peers.get(rank as usize).is_some_and(|peer| peer.has_work()) {
             self.list(rank);
@@ -718,6 +730,7 @@ impl<P: Provider> MessageEngine<P> {
         let Some(peer) = self.peers.get_mut(rank as usize) else { return false };
         let pumps = std::mem::take(&mut peer.pumps);
         let mut has_worked = false;
+
         for key in pumps {
             if *sent == SendOutcome::Done {
                 if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
@@ -737,6 +750,9 @@ impl<P: Provider> MessageEngine<P> {
                 };
                 has_worked |= before != self.progress_of(key);
             }
+
+            // What found no credit stays in the list, and so does everything behind it, in the same order. A message
+            // that lacks only a grant leaves the list: the grant puts it back.
             if *sent != SendOutcome::Done
                 && let Some(peer) = self.peers.get_mut(rank as usize)
             {
@@ -802,12 +818,14 @@ impl<P: Provider> MessageEngine<P> {
             };
             if let Some(result) = send.result {
                 if matches!(send.stage, SendPhase::Aborted { .. }) {
+                    // The receiver must still be told of the end: until then, the request stays.
                     self.detach(id.0);
                 } else {
                     self.requests.remove(id.0);
                 }
                 return Poll::Ready(result);
             }
+            // The engine has a copy of a settled message: its owner need not wait for the receive.
             if send.is_settled {
                 self.detach(id.0);
                 return Poll::Ready(Ok(()));

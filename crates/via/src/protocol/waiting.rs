@@ -38,9 +38,11 @@ impl<P: Provider> MessageEngine<P> {
         {
             return Some(match received {
                 Some(status) => Begun::Received(status),
+                // The message is not whole yet. It is the first that fits, so the new receive takes it.
                 None => Begun::Open(self.post_receive(*pattern)),
             });
         }
+
         let mut direct = DirectReceive::new(ReceiveInterest::Begin(pattern), sink);
         for _ in 0..BUDGET {
             if !self.step(&mut direct) {
