@@ -31,10 +31,12 @@ pub(crate) fn fragment(packet: &mut Packet, mtu: usize) -> Result<Option<Vec<Pac
     // The last one may use all of the room; before others, all but a multiple of eight bytes stays free.
     let longest = mtu.saturating_sub(headers.transport_at - headers.network_at);
     let room = longest & !7;
+
     let mut rest = frame.get(headers.transport_at..headers.end_at).unwrap_or_default();
     if room == 0 {
         return Ok(None);
     }
+
     let mut payloads = Vec::new();
     while rest.len() > longest {
         let (piece, behind) = rest.split_at(room);
@@ -42,9 +44,11 @@ pub(crate) fn fragment(packet: &mut Packet, mtu: usize) -> Result<Option<Vec<Pac
         rest = behind;
     }
     payloads.push(rest);
+
     let count = payloads.len();
     let begin = frame.get(..headers.transport_at).unwrap_or_default();
     let ingress = packet.ingress();
+
     let pieces = payloads.into_iter().enumerate().map(|(number, piece)| {
         let mut one = Packet::empty(begin.len() + piece.len());
         one.fill(ingress, begin.len() + piece.len(), |bytes| {
@@ -52,10 +56,13 @@ pub(crate) fn fragment(packet: &mut Packet, mtu: usize) -> Result<Option<Vec<Pac
             front.copy_from_slice(begin);
             rest.copy_from_slice(piece);
         });
+
         let frame = one.bytes_mut();
+        // The packet may be a fragment itself: then it has an offset, and more may follow its last piece.
         let is_last = number + 1 == count;
         let offset = usize::from(word & OFFSET) + number * room / 8;
         let flags = if is_last { word & MORE } else { MORE };
+
         let low = |value: usize| u16::try_from(value).unwrap_or(0);
         let at = headers.network_at;
         put(frame, at + 2, low(frame.len() - at).to_be_bytes());
@@ -63,6 +70,7 @@ pub(crate) fn fragment(packet: &mut Packet, mtu: usize) -> Result<Option<Vec<Pac
         if number > 0 {
             clear_options(frame.get_mut(at + 20..headers.transport_at).unwrap_or_default());
         }
+
         let mut its = headers;
         its.end_at = frame.len();
         checksum::fill_network(frame, &its);

@@ -165,7 +165,10 @@ impl Nat {
         if tuple.is_echo_reply {
             return Ok(None);
         }
+
         let NatTuple { protocol, source, destination, .. } = tuple;
+
+        // A flow between two inside addresses keeps its source.
         let hidden = self.rules.iter().find_map(|rule| match *rule {
             NatRule::Source { ingress, from, external }
                 if packet.ingress() == ingress
@@ -177,6 +180,7 @@ impl Nat {
             }
             _ => None,
         });
+
         let published = self.rules.iter().find_map(|rule| match *rule {
             NatRule::Destination { protocol: of, external, internal }
                 if protocol == of && destination == external =>
@@ -185,16 +189,20 @@ impl Nat {
             }
             _ => None,
         });
+
         let inside = published.or_else(|| {
             // From inside, any mapping may be used (RFC 4787, REQ-9); from outside, by its peers.
             let peer = hidden.is_none().then_some(source.address);
             let is_asked = !tuple.is_echo() && self.is_external(destination.address);
             is_asked.then(|| self.table.internal(protocol, destination, peer)).flatten()
         });
+
+        // No host is behind this external address: the caller drops the packet.
         let goes_nowhere = inside.is_none() && self.is_external(destination.address);
         if goes_nowhere || hidden.is_none() && inside.is_none() {
             return Ok(None);
         }
+
         self.table.open(tuple, (hidden, inside), tcp, now).map(Some)
     }
 

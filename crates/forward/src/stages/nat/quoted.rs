@@ -94,11 +94,17 @@ pub(super) fn translate(
     if !is_error(headers.transport, kind) {
         return None;
     }
+
+    // The quoted packet was translated on its way. An answer to it finds the flow, and what that answer becomes,
+    // reversed, is the packet that its sender knows.
     let begin = headers.transport_at + ICMP_BYTES;
     let quote = read(frame.get(begin..headers.end_at)?)?;
     let answer = table.peek(&quote.tuple.reversed())?;
     let becomes = answer.reversed();
+
+    // A fragment has only some of the bytes that its checksum covers.
     let is_whole = headers.fragment == Fragment::Whole;
+
     let quoted = frame.get(begin..headers.end_at)?;
     let is_v4 = quote.address_bytes == 4;
     let header = quoted.get(..quote.transport_at).filter(|_| is_v4);
@@ -106,14 +112,18 @@ pub(super) fn translate(
     if is_wrong || is_whole && packet.verify() != Ok(Verified::Right) {
         return Some(Verdict::Drop(DropReason::ChecksumWrong));
     }
+
+    // The checksum of the error covers the quote, including the checksums in it.
     let frame = packet.bytes_mut();
     let quoted = frame.get_mut(begin..headers.end_at)?;
     let before = Sum::ZERO.bytes(quoted).folded();
     rewrite(quoted, &quote, &becomes);
     let after = Sum::ZERO.bytes(quoted).folded();
+
     let at = headers.transport_at + 2;
     let checksum = word(frame, at)?;
     put(frame, at, updated(checksum, before, after).to_be_bytes());
+
     // The error's own header: the destination of an answer; and its source if it comes from inside, from whichever host
     // (RFC 5508, REQ-5 and REQ-7).
     let mut done = packet.set_destination(answer.destination.address);

@@ -97,11 +97,14 @@ impl NatEntry {
         self.last_used = self.last_used.max(now);
         let before = self.phase;
         let has = |flag| tcp.is_some_and(|tcp| tcp.flags.contains(flag));
+
         if before == Phase::Closing && has(TcpFlags::SYN) && !has(TcpFlags::ACK) {
             // The same ports are reused for a new connection.
             self.phase = Phase::Opening;
             self.tcp = TcpSides::default();
         }
+
+        // A reset ends a connection; it does not show that both ends use it.
         if !has(TcpFlags::RST) {
             self.phase = match self.phase {
                 Phase::Opening if is_reply => Phase::Answered,
@@ -109,6 +112,7 @@ impl NatEntry {
                 phase => phase,
             };
         }
+
         let has_ended = tcp.is_some_and(|tcp| match is_old {
             true => self.tcp.note_old(is_reply, tcp),
             false => self.tcp.note(is_reply, tcp),
@@ -274,10 +278,13 @@ impl NatState {
         let translation = *self.translations.get(tuple)?;
         let slot = translation.entry;
         let entry = self.entries.get_mut(slot)?;
+
+        // The expiry queue may not have come to this flow yet.
         if entry.expires_at(&self.limits.timeouts) <= now {
             self.remove(slot);
             return None;
         }
+
         let before = entry.standing();
         let is_sooner = entry.note_packet(translation.is_reply, tcp, is_old, now);
         let after = entry.standing();
@@ -311,12 +318,17 @@ impl NatState {
         now: Instant,
     ) -> Result<NatTuple, NatError> {
         let protocol = original.protocol;
+
+        // A flow that goes back inside counts against the host that begins it: its source takes a port.
         let (pool, host) = match (source, destination) {
             (Some(external), _) => ((external, protocol), original.source.address),
             (None, Some(internal)) => ((original.destination.address, protocol), internal.address),
             (None, None) => return Err(NatError::Conflict),
         };
+
+        // First of all, since an eviction may end the mappings that are looked up below.
         self.make_room(pool, host, now)?;
+
         let mut translated = original;
         let mut mappings = [None; 2];
         if source.is_some() {
@@ -330,14 +342,18 @@ impl NatState {
             mappings[0] = Some(slot);
             translated.source = self.mappings.get(slot).map_or(original.source, |one| one.external);
         }
+
+        // After the source: to take a port for it may evict the last flow of this mapping.
         if let Some(internal) = destination {
             let slot = self.mappings.of_external((protocol, original.destination), None);
             let is_its = |slot: &usize| {
                 self.mappings.get(*slot).is_some_and(|mapping| mapping.internal == internal)
             };
+            // A published destination has no mapping: one that another host still has at that port is not joined.
             mappings[1] = slot.filter(is_its);
             translated.destination = internal;
         }
+
         let number = self.next_ticket;
         let mut entry = NatEntry {
             flow: NatFlow { original, translated },
@@ -436,11 +452,14 @@ impl NatState {
     fn make_room(&mut self, pool: PoolKey, host: IpAddr, now: Instant) -> Result<(), NatError> {
         let max = self.limits.share(self.limits.flows_max);
         self.expire(now, EXPIRED_PER_OPEN);
+
+        // A host at its limit loses one of its own flows, never one of another host.
         let share = self.pool(pool).hosts.get(&host);
         if let Some(share) = share.filter(|share| share.flows >= max) {
             let victim = share.victim();
             self.evict(victim.ok_or(NatError::Host { host, max })?);
         }
+
         if self.entries.len() >= self.limits.flows_max && self.expire(now, usize::MAX) == 0 {
             let victims = self.pools.values().filter_map(|pool| pool.victim(|host| host.flows));
             let victim = victims.max().map(|(_, slot)| slot);
@@ -458,6 +477,8 @@ impl NatState {
     ) -> Result<u16, NatError> {
         let max = self.limits.share(self.limits.ports_max());
         let error = NatError::Ports { address: key.0, protocol: key.1 };
+
+        // Several flows may share a port: one eviction need not free any.
         for attempt in 0..EVICTED_PER_PORT {
             let pool = self.pool(key);
             let share = pool.host(host);
@@ -469,6 +490,8 @@ impl NatState {
                 }
                 victim = pool.victim(|host| host.ports).map(|(_, slot)| slot);
             }
+
+            // The first attempt removes all expired flows, so the later ones need not look for them.
             if attempt > 0 || self.expire(now, usize::MAX) == 0 {
                 let error = if has_all { NatError::Host { host, max } } else { error };
                 self.evict(victim.ok_or(error)?);
@@ -498,17 +521,22 @@ impl NatState {
         let is_known = |tuple| self.translations.contains_key(tuple);
         let is_conflict = there == back || is_known(&there) || is_known(&back);
         let (standing, mappings, peer) = (entry.standing(), entry.mappings, entry.peer());
+
+        // A flow in conflict joins and leaves too: that frees the port of a mapping that was made only for it.
         self.join(mappings, peer);
         if is_conflict {
             self.leave(mappings, peer);
             return Err(NatError::Conflict);
         }
+
         self.pool(entry.pool).host(entry.host).flows += 1;
+
         let entry = self.entries.insert(entry);
         self.set_standing(entry, None, Some(standing));
         self.translations.insert(there, Translation { entry, becomes, is_reply: false });
         self.translations
             .insert(back, Translation { entry, becomes: becomes_back, is_reply: true });
+
         self.schedule_expiry(entry);
         self.version = self.log.push(NatChange::Added(flow));
         Ok(())
@@ -552,10 +580,12 @@ impl NatState {
     fn remove(&mut self, number: usize) {
         let Some(standing) = self.entries.get(number).map(NatEntry::standing) else { return };
         self.set_standing(number, Some(standing), None);
+
         let Some(entry) = self.entries.try_remove(number) else { return };
         for (translation, _) in entry.flow.translations() {
             self.translations.swap_remove(&translation);
         }
+
         self.leave(entry.mappings, entry.peer());
         let pool = self.pool(entry.pool);
         pool.host(entry.host).flows -= 1;
