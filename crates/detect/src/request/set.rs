@@ -67,16 +67,20 @@ impl<R, E> PendingSet<R, E> {
         let newest = mem::replace(&mut self.newest, index);
         let entry = self.entry_mut(index);
         debug_assert_eq!(entry.phase, Phase::Free, "invariant: a free entry was handed out");
+
         entry.request = Some(request);
         entry.phase = Phase::Pending;
         entry.mode = mode;
         entry.previous = newest;
         entry.next = NIL;
+
         let key = Key { index, generation: entry.generation };
+
         match newest {
             NIL => self.oldest = index,
             newest => self.entry_mut(newest).next = index,
         }
+
         self.pending_count += 1;
         self.changed = true;
         key
@@ -117,6 +121,7 @@ impl<R, E> PendingSet<R, E> {
                 let request = self.request_mut(key).expect("invariant: pending has a request");
                 let answer = cancel(request);
                 self.unlink(key.index);
+
                 match answer {
                     Some(CancelOutcome::Released) => {
                         let request = self.entry_mut(key.index).request.take();
@@ -124,6 +129,7 @@ impl<R, E> PendingSet<R, E> {
                         request
                     }
                     Some(CancelOutcome::InFlight) => {
+                        // The request stays in the entry: a device may still write to its memory.
                         self.entry_mut(key.index).phase = Phase::Cancelling;
                         self.cancelling_count += 1;
                         None

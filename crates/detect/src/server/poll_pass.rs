@@ -136,17 +136,21 @@ impl ServerShared {
     ) -> usize {
         let has_active = !driver.active.is_empty();
         let mut events = if has_active { self.poll_deadlines(driver, batch, now) } else { 0 };
+
         let mut wake_at = u64::MAX;
         for handle in driver.active() {
             let (count, next_poll) = handle.watch_for_others(now, batch);
             events += count;
             wake_at = wake_at.min(next_poll.map_or(u64::MAX, Instant::as_nanos));
         }
+
+        // A time in the past would make the timer fire at once.
         if driver.sleepers_until <= now.as_nanos() {
             driver.sleepers_until = u64::MAX;
         }
         wake_at = wake_at.min(driver.sleepers_until);
         wake_at = wake_at.min(self.next_deadline.load(Ordering::SeqCst));
+
         driver.prepared_at = now;
         let deadline = Instant::from_nanos(wake_at);
         self.arm(
@@ -234,10 +238,12 @@ impl ServerShared {
         if !self.park_state.take_notification() {
             return 0;
         }
+
         driver.was_notified = true;
         let mut addresses = mem::take(&mut driver.notified);
         addresses.append(&mut lock(&self.notified));
         self.raised.collect(&mut addresses);
+
         let mut events = 0;
         for address in addresses.drain(..) {
             if let Some(handle) = self.find(driver, address) {
@@ -247,6 +253,7 @@ impl ServerShared {
                 events += handle.poll(PollCause::Poll, now, batch);
             }
         }
+
         driver.notified = addresses;
         events
     }
@@ -264,11 +271,13 @@ impl ServerShared {
     fn deliver(&self, driver: &mut DriverState, batch: &mut WakeList, now: Instant) -> usize {
         let routed = mem::take(&mut driver.routed);
         let mut ready_events = mem::take(&mut driver.ready_events);
+
         let mut events = 0;
         let mut rest = &routed[..];
         while let Some(first) = rest.first() {
             let count = rest.iter().take_while(|r| r.address == first.address).count();
             let (run, others) = rest.split_at(count);
+
             ready_events.clear();
             ready_events.extend(run.iter().map(|routed| routed.ready_event));
             match driver.find(first.address) {
@@ -280,6 +289,7 @@ impl ServerShared {
                     }
                 }
                 None => {
+                    // The handle was registered after the driver copied the table.
                     if let Some(handle) = self.find(driver, first.address) {
                         events += handle.poll(PollCause::Ready(&ready_events), now, batch);
                     }
