@@ -341,6 +341,7 @@ impl<T> OwnQueues<'_, T> {
             Some(_) => !self.reacting.is_empty(),
             None => !parts.injected().reaction.is_empty(),
         };
+
         if !is_watched || reacts {
             let (watchdog, now) = (parts.watchdog(), now.as_nanos());
             let delays = match (is_brief, self.worker) {
@@ -419,20 +420,29 @@ impl Turns {
         if !parts.injected().reaction.is_empty() {
             let _ = take(|| parts.injected().reaction.steal_batch(reacting));
         }
+
+        // Computation is owed so much time that it goes first, although reactions may wait.
         if self.share.first() == Lane::Compute
             && let Some(task) = compute(parts, own).or_else(|| self.take_computation(parts, own))
         {
             return Some((task, Lane::Compute));
         }
+
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
             self.computing = count_computing(parts).div_ceil(parts.computing().len());
             self.relieve(parts, own, now);
         }
+
         if let Some(task) = reacting.pop() {
             return Some((task, Lane::Reaction));
         }
+
+        // The reaction lane has run empty.
         self.busy_ns = 0;
+
+        // A computation may be long: reactions of other threads go before it. A worker without computation searches
+        // the other threads anyway.
         if now - self.stole_at >= ROB_EVERY
             && own.computing(parts).is_some_and(|own| !own.is_empty())
         {
@@ -611,25 +621,33 @@ impl Turns {
         own: &OwnQueues<'_, P::Task>,
         now: Instant,
     ) -> Option<(P::Task, Lane)> {
+        // A thread that slept has woken: if this one still computed in its place, too many threads would compute.
         if self.is_substitute && parts.blocked().is_overfull() {
             self.end_substitution(parts);
         }
+
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
             self.computing = count_computing(parts);
         }
+
+        // If the coming poll sleeps, this says whether another thread may compute in the place of this one.
         parts.worker_slot(self.index).set_extra(!self.is_substitute);
         let was_short = parts.worker_slot(self.index).take_serves_short();
+
         let computes_first = self.share.first() == Lane::Compute;
         let compute = |turns: &mut Self| {
             Some((turns.compute_of_reserve(parts, now.as_nanos(), was_short)?, Lane::Compute))
         };
+
         if computes_first && let Some(next) = compute(self) {
             return Some(next);
         }
         if let Some(task) = own.reacting.pop().or_else(|| self.take_reaction(parts)) {
             return Some((task, Lane::Reaction));
         }
+
+        // The reactions have run out.
         self.busy_ns = 0;
         if computes_first { None } else { compute(self) }
     }
@@ -645,6 +663,7 @@ impl Turns {
             self.is_substitute = parts.blocked().substitute();
             parts.worker_slot(self.index).set_extra(!self.is_substitute);
         }
+
         if self.is_substitute {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
         } else {
@@ -656,6 +675,7 @@ impl Turns {
                         .compare_exchange(ReserveMode::AnyOne, ReserveMode::Short)
                         .is_ok() =>
                 {
+                    // Only one thread gets this turn. `charge_any` sets the next turn when the poll has ended.
                     parts.injected().set_turn_of_any(0);
                     let task = queues.find_map(ComputeQueue::pop);
                     self.any_since = task.is_some().then_some(now);
