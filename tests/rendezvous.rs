@@ -377,7 +377,7 @@ fn launcher_that_cannot_serve() {
         (
             &["--listen", "127.0.0.1:0", "--secret-file", "/dev/null"],
             SECRET,
-            "--secret-file: it holds",
+            "--secret-file: /dev/null: it holds",
         ),
         (&["--listen", "localhost:7000"], SECRET, "host names are not resolved"),
         (&["--meet", "127.0.0.1:1", "true"], "short", "VIGIE_SECRET"),
