@@ -151,7 +151,7 @@ const SELF_WAKES_MAX: u8 = 2;
 const UNKNOWN: u32 = u32::MAX;
 
 /// Polls below this are all alike.
-const LEAST_POLL_NS: f64 = 1_000.0;
+const LEAST_POLL_NS: u32 = 1_000;
 
 /// Returns the moving average of polls after one of `used` nanoseconds. A poll near the average counts a quarter. One
 /// that is more than twice or less than half of it moves the average by a quarter of the way up or an eighth down, on a logarithmic
@@ -166,7 +166,11 @@ pub(crate) fn average(before: u32, used: u32) -> u32 {
     if used / 2 <= before && before / 2 <= used {
         return before - before / 4 + used / 4;
     }
-    let [old, new] = [before, used].map(|nanos| f64::from(nanos).max(LEAST_POLL_NS));
+    if before.max(used) <= LEAST_POLL_NS {
+        // What the square roots below would come to: they are most of the cost of such a poll's accounting.
+        return LEAST_POLL_NS;
+    }
+    let [old, new] = [before, used].map(|nanos| f64::from(nanos.max(LEAST_POLL_NS)));
     let quarter = (old * (old * new).sqrt()).sqrt();
     let after = if new > old { quarter } else { (old * quarter).sqrt() };
     after as u32
@@ -471,6 +475,17 @@ mod tests {
             }
         }
         assert_eq!(Account::new(little, None).choose_lane(false, now), Lane::Reaction);
+    }
+
+    /// Goal: polls of less than a microsecond are alike, however they differ, and no jump leads out of them. Method: pairs of short polls, far from
+    /// each other and at the edge, beside the first that is longer.
+    #[test]
+    fn very_short_polls_are_alike() {
+        for (before, used) in [(100, 300), (300, 100), (0, 1_000), (1_000, 0), (1_000, 400)] {
+            assert_eq!(average(before, used), 1_000, "{before} then {used}");
+        }
+        assert_eq!(average(0, 16_000), 2_000, "a quarter of the way up");
+        assert_eq!(average(200, 250), 212, "near");
     }
 
     /// Goal: the usual poll follows what the task does. Method: one long poll among short ones, one kind after the other, and
