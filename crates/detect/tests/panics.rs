@@ -477,3 +477,39 @@ fn in_drop() {
     stage.server.shutdown();
     assert!(matches!(stage.poll(&mut wait), Poll::Ready(Err(WaitError::ServerClosed))));
 }
+
+/// A detector that implements nothing by which it could report an event.
+struct Silent(Methods);
+
+impl Detector for Silent {
+    type Request = ();
+    type Event = ();
+
+    fn methods(&self) -> Methods {
+        self.0
+    }
+}
+
+/// Goal: requests of a detector with neither `check` nor `poll` end with the reason instead of waiting for ever. Method: such a detector with
+/// each method that leads to a check, and poll passes until its request is over.
+#[test]
+fn without_a_test_of_its_own() {
+    for methods in [Methods::CHECK, Methods::NOTIFY] {
+        let mut stage = Stage::new(Place::Drop);
+        let silent = stage.server.register(Silent(methods), Registration::named("silent"));
+        let handle = silent.expect("a registration");
+        let mut wait = handle.wait(());
+        let mut ended = stage.poll(&mut wait);
+        for _ in 0..100 {
+            if ended.is_ready() {
+                break;
+            }
+            stage.step();
+            ended = stage.poll(&mut wait);
+        }
+        assert!(
+            matches!(&ended, Poll::Ready(Err(WaitError::Panicked { message, .. })) if message.contains("implement `check` or `poll`")),
+            "{ended:?}"
+        );
+    }
+}
