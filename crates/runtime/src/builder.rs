@@ -298,8 +298,9 @@ impl RuntimeBuilder {
     /// Sets how long a poll may take, 20 µs to 1 s, before its thread counts as stuck in it and another
     /// thread watches for events and runs the tasks that they wake. Default 200 µs. The
     /// [quantum](Self::quantum) is about a task's processor time; this is about a thread's elapsed time.
-    /// While a thread seems only to wait for a processor and another worker runs, a poll of a task that
-    /// usually polls briefly may count up to 3.2 ms later.
+    /// While another worker runs, a poll of a task that usually polls briefly counts only once its thread is
+    /// seen to compute in it or to sleep in the kernel, which takes up to 3.2 ms: a thread that waits for a
+    /// processor is not stuck, and the other worker takes what waits behind it.
     pub fn long_poll(mut self, time: Duration) -> Self {
         self.options.long_poll = time;
         self

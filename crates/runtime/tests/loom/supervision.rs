@@ -668,7 +668,7 @@ fn extra_threads_leave_no_place() {
 }
 
 /// Goal: a late poll of a task whose polls have always been brief counts as caught at the second check that finds no thread that relieves
-/// it, or after two milliseconds, and not before. Method: each of them, and the next poll.
+/// it, and not before; it asks for a check after two milliseconds. Method: each of them, and the next poll.
 #[test]
 fn brief_polls_are_caught_at_the_second_check() {
     loom::model(|| {
@@ -677,17 +677,75 @@ fn brief_polls_are_caught_at_the_second_check() {
         worker_slot.set_brief(true);
         worker_slot.begin(at(1), &task());
         assert!(worker_slot.is_late(at(1_000), 200) && !worker_slot.is_caught(at(1_000), 200));
-        assert!(worker_slot.is_caught(at(2_000_002), 200), "whatever it does");
+        assert!(!worker_slot.needs_check(at(2_000_001), 200));
+        assert!(worker_slot.needs_check(at(2_000_002), 200), "whatever it does");
+        assert!(!worker_slot.is_caught(at(2_000_002), 200), "it may wait for a processor");
         assert!(worker_slot.doubt(at(1)), "one check tells nothing");
         assert!(!worker_slot.is_caught(at(1_000), 200));
         assert!(!worker_slot.doubt(at(1)));
-        assert!(worker_slot.is_caught(at(1_000), 200));
+        assert!(worker_slot.is_caught(at(1_000), 200) && worker_slot.needs_check(at(1_000), 200));
         assert!(!worker_slot.is_caught(at(1_000), 999), "it is no long poll");
         worker_slot.begin(at(2_000), &task());
         assert!(!worker_slot.is_caught(at(3_000), 200), "another poll");
         assert!(worker_slot.doubt(at(2_000)), "its first check");
         worker_slot.set_brief(false);
         assert!(worker_slot.is_caught(at(3_000), 200));
+    });
+}
+
+/// Goal: while another worker switches, a late poll of a brief task counts as caught if its thread computes in it, or sleeps in the kernel, and not
+/// while the thread waits for a processor, however long; and the supervisor need not check such a thread again for as long as before.
+/// Method: examinations half a millisecond apart, each case with the first one in which it counts.
+#[test]
+fn waiting_for_a_processor_is_no_long_poll() {
+    for (sleeps, used, counts_at) in
+        [(false, 0, None), (false, 20_000, None), (false, 100_000, Some(5)), (true, 0, Some(6))]
+    {
+        loom::model(move || {
+            let (worker_slot, count) = (WorkerSlot::new(), Blocked::new());
+            worker_slot.take();
+            worker_slot.set_brief(true);
+            worker_slot.begin(at(1), &task());
+            thread_state::set_asleep(sleeps);
+            for half_ms in 1..=10 {
+                let now = at(half_ms * 500_000);
+                let is_due = worker_slot.needs_check(now, 200_000);
+                assert_eq!(is_due, counts_at.is_some_and(|first| half_ms > first), "{half_ms}");
+                kernel_help::use_time(used);
+                let _again = worker_slot.examine(at(1), now, &count);
+                let counts = counts_at.is_some_and(|first| half_ms >= first);
+                assert_eq!(
+                    worker_slot.is_caught(now, 200_000),
+                    counts,
+                    "{sleeps} {used} {half_ms}"
+                );
+                assert!(!worker_slot.needs_check(now, 200_000) || counts, "it was examined");
+            }
+            assert!(worker_slot.needs_check(at(7_000_001), 200_000), "again after a while");
+            worker_slot.end_long_poll(&count);
+            thread_state::set_asleep(true);
+        });
+    }
+}
+
+/// Goal: the first late examination of a poll asks for another one, which tells. Method: an early one and two late ones, of a thread that waits.
+#[test]
+fn an_examination_says_whether_another_one_tells() {
+    loom::model(|| {
+        let (worker_slot, count) = (WorkerSlot::new(), Blocked::new());
+        worker_slot.take();
+        worker_slot.set_brief(true);
+        thread_state::set_asleep(false);
+        for (began, examinations) in [
+            (1, &[(1_000_000, false), (2_100_000, false)][..]),
+            (5_000_000, &[(7_100_000, true), (7_200_000, false)]),
+        ] {
+            worker_slot.begin(at(began), &task());
+            for &(now, again) in examinations {
+                assert_eq!(worker_slot.examine(at(began), at(now), &count), again, "{now}");
+            }
+        }
+        thread_state::set_asleep(true);
     });
 }
 

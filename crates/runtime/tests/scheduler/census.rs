@@ -260,6 +260,48 @@ fn the_sentinel_is_no_free_thread() {
     }
 }
 
+/// Goal: a reserve thread leaves what waits to the workers once all of them have switched since it was called and one polls a brief task, and does not
+/// watch. One that polls on, or polls a task that may be long, keeps it, and so does a late poll of the only one that polls. Method: a reaction,
+/// and what both workers do since then.
+#[test]
+fn workers_that_switch_relieve_the_reserve() {
+    const BEFORE: Option<(u64, bool)> = Some((MS, true));
+    const LATE: Option<(u64, bool)> = Some((MS / 2, true));
+    const YOUNG: Option<(u64, bool)> = Some((MS / 10, true));
+    const LONG: Option<(u64, bool)> = Some((MS / 10, false));
+    for (workers, leaves) in [
+        ([YOUNG, YOUNG], true),
+        ([LATE, YOUNG], true),
+        ([None, YOUNG], true),
+        ([None, None], false),
+        ([None, LATE], false),
+        ([LATE, LATE], false),
+        ([YOUNG, BEFORE], false),
+        ([LONG, YOUNG], false),
+        ([BEFORE, BEFORE], false),
+    ] {
+        let (world, queues) = world_and_queues();
+        let now = 1_000 * MS;
+        world.serving.borrow_mut().push(2);
+        queues[0].push(7);
+        let (mut turns, reacting) = (Turns::new(2, QUANTUM), Queue::new_fifo());
+        let own = OwnQueues { reacting: &reacting, worker: None };
+        turns.begin_service(Instant::from_nanos(now - MS / 2 - 1));
+        for (place, polls) in workers.into_iter().enumerate() {
+            if let Some((nanos, is_brief)) = polls {
+                polls_for(&world, place, now, nanos);
+                world.worker_slot(place).set_brief(is_brief);
+            }
+        }
+        let now = Instant::from_nanos(now);
+        let next = turns.next_of_reserve(&world, &own, now);
+        assert_eq!(next.is_none(), leaves, "{workers:?}");
+        assert_eq!(turns.should_watch(&world, now, false), !leaves, "{workers:?}");
+        turns.begin_service(now);
+        assert!(turns.should_watch(&world, now, false), "it was called again");
+    }
+}
+
 /// Goal: of several reserve threads that wait for a processor, each must have waited for long before there is another one.
 /// Method: two of them behind which a task waits, of different ages.
 #[test]

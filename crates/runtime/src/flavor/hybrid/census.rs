@@ -60,7 +60,8 @@ pub(crate) struct Census {
     must_ask_again: bool,
     /// A brief poll is late for the first time, and no other worker switches.
     must_check_again: bool,
-    /// A brief poll is late, and the switching worker has not yet taken all that waits behind it.
+    /// A brief poll is late, and the switching worker has not yet taken all that waits behind it, or the next check will tell what
+    /// keeps it.
     leaves_some: bool,
     free_reserves: usize,
     computing_reserves: usize,
@@ -134,6 +135,7 @@ impl Census {
                 // Perhaps its thread only waits for a processor.
                 if is_relieved {
                     census.leaves_some |= queues.is_some_and(|(reacting, _)| !reacting.is_empty());
+                    census.leaves_some |= worker_slot.examine(began, now, parts.blocked());
                 } else if parts.idle().has_sleepers() {
                     worker_slot.take_as_caught(began);
                 } else {

@@ -376,6 +376,10 @@ pub(crate) struct Turns {
     victim: usize,
     /// It is a reserve thread that computes in the place of a sleeping one.
     is_substitute: bool,
+    /// The time at which a reserve thread was called, or last woken in the poller.
+    called_at: Instant,
+    /// It was called for workers that switch again.
+    is_relieved: bool,
     /// The time at which the watchdog was due as the worker last fell asleep, and the number of short sleeps in a row before.
     fires_at: u64,
     short_sleeps: u8,
@@ -399,6 +403,8 @@ impl Turns {
             computing: 0,
             victim: 0,
             is_substitute: false,
+            called_at: Instant::from_nanos(0),
+            is_relieved: false,
             fires_at: 0,
             short_sleeps: 0,
             extra_since: None,
@@ -613,8 +619,26 @@ impl Turns {
 
     // ------------------------------------------------------------------------ a reserve thread
 
+    /// A reserve thread was called, or woken in the poller.
+    pub(crate) const fn begin_service(&mut self, now: Instant) {
+        (self.called_at, self.is_relieved) = (now, false);
+    }
+
+    /// Returns whether a reserve thread leaves what waits to the workers: each of them has switched since it was called, and one polls
+    /// a brief task at this moment, after which it takes reactions from all queues. Where the cores are all in use, one more thread
+    /// would only take turns with them, for as long as the lanes do not run empty. Reactions that are not small are the exception: a
+    /// few of them make the next one late.
+    fn may_leave(&self, parts: &impl Parts, now: Instant) -> bool {
+        let worker_slots = || (0..parts.computing().len()).map(|place| parts.worker_slot(place));
+        parts.blocked().count() == 0
+            && self.reaction_ns <= SMALL_NS
+            && worker_slots().all(|worker_slot| worker_slot.has_switched(self.called_at))
+            && worker_slots()
+                .any(|worker_slot| worker_slot.switches(now, parts.watchdog().delay_ns()))
+    }
+
     /// The next task for a reserve thread: reactions first; then anything, in the place of a sleeping thread; then short tasks,
-    /// which should not wait behind long polls.
+    /// which should not wait behind long polls. None once it [may leave](Self::may_leave).
     pub(crate) fn next_of_reserve<P: Parts>(
         &mut self,
         parts: &P,
@@ -629,6 +653,10 @@ impl Turns {
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
             self.computing = count_computing(parts);
+            self.is_relieved = self.may_leave(parts, now);
+        }
+        if self.is_relieved {
+            return None;
         }
 
         // If the coming poll sleeps, this says whether another thread may compute in the place of this one.
@@ -702,7 +730,7 @@ impl Turns {
 
     /// Returns whether a reserve thread without work is still needed in the poller.
     pub(crate) fn should_watch(&self, parts: &impl Parts, now: Instant, is_steady: bool) -> bool {
-        if parts.idle().has_sleepers() || is_steady {
+        if self.is_relieved || parts.idle().has_sleepers() || is_steady {
             // An idle worker takes the poller, or the busy ones poll unprompted. The supervisor ensures that this is so.
             let _ = parts.wake_one();
             parts.watchdog().guard(now.as_nanos(), SOON, || false);
@@ -765,7 +793,7 @@ impl Turns {
         let needs_check = |(worker, queue): (usize, &Stealer<P::Task>)| {
             let worker_slot = parts.worker_slot(worker);
             worker != self.index
-                && (worker_slot.is_caught(now, if is_seen && !is_later { long_poll } else { 0 })
+                && (worker_slot.needs_check(now, if is_seen && !is_later { long_poll } else { 0 })
                     || !relieves && worker_slot.is_late(now, long_poll) && !queue.is_empty())
         };
         !parts.reacting().iter().enumerate().any(needs_check)

@@ -158,6 +158,7 @@ impl Worker {
     /// Serves the reaction lane and watches, until there is nothing to serve and another thread watches.
     fn serve(&mut self) {
         let mut now = self.note_time(monotonic_now());
+        self.turns.begin_service(now);
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             now = self.poll_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;
@@ -180,6 +181,7 @@ impl Worker {
             now = self.local.take_woken_at();
             poll::note_sleep(now.as_nanos());
             self.local.switched_at.set(now.as_nanos());
+            self.turns.begin_service(now);
         }
         self.turns.end_substitution(&*self.shared);
         self.rest();

@@ -24,6 +24,8 @@ pub(crate) struct WorkerSlot {
     /// it decided holds its thread. The supervisor's.
     doubted: AtomicU64,
     seen: AtomicU64,
+    /// The time of the last [examination](Self::examine). The supervisor's.
+    examined: AtomicU64,
     /// The place at which the task that is polled was spawned.
     site: AtomicCell<Option<&'static Location<'static>>>,
     /// Key of its name among the live tasks, plus one; zero if it has no name.
@@ -72,8 +74,7 @@ const ASK_EXPECTED_NS: u64 = 5_000_000;
 /// A thread that has used this much processor time in a poll since the poll was found to be long computes.
 const COMPUTES_NS: u64 = 200_000;
 
-/// A brief task's poll that takes this long holds its thread, whatever the reason: others should not wait any
-/// longer.
+/// A brief task's poll that takes this long is examined, and again after each further such time: it may compute after all, or sleep.
 const WAITS_MOST_NS: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -169,6 +170,7 @@ impl WorkerSlot {
             is_brief: AtomicBool::new(false),
             doubted: AtomicU64::new(0),
             seen: AtomicU64::new(0),
+            examined: AtomicU64::new(0),
             site: AtomicCell::new(None),
             name_key: AtomicU32::new(0),
             reported: AtomicU64::new(0),
@@ -359,13 +361,50 @@ impl WorkerSlot {
         began != 0 && now.as_nanos().saturating_sub(began) > nanos
     }
 
+    /// Returns whether the thread has switched since `then`: it polls nothing, or a brief task.
+    pub(crate) fn has_switched(&self, then: Instant) -> bool {
+        let began = self.began.load(Ordering::Relaxed);
+        began == 0 || began > then.as_nanos() && self.is_brief.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a poll of a brief task has been running here for `nanos` at most at `now`.
+    pub(crate) fn switches(&self, now: Instant, nanos: u64) -> bool {
+        let began = self.began.load(Ordering::Relaxed);
+        let is_young = now.as_nanos().saturating_sub(began) <= nanos;
+        began != 0 && is_young && self.is_brief.load(Ordering::Relaxed)
+    }
+
     /// Returns whether the thread is held by a poll that has been running for more than `nanos` at `now`, and
     /// does not only wait for a processor, as far as is known.
     pub(crate) fn is_caught(&self, now: Instant, nanos: u64) -> bool {
         self.is_late(now, nanos)
             && (!self.is_brief.load(Ordering::Relaxed)
-                || self.seen.load(Ordering::Relaxed) == self.began.load(Ordering::Relaxed)
-                || self.is_late(now, WAITS_MOST_NS))
+                || self.seen.load(Ordering::Relaxed) == self.began.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether the supervisor should check the thread: it is [caught](Self::is_caught), or its poll of a brief task has been
+    /// late for so long that it should be examined, once more if it was.
+    pub(crate) fn needs_check(&self, now: Instant, nanos: u64) -> bool {
+        let examined = self.examined.load(Ordering::Relaxed);
+        let is_old = || now.as_nanos().saturating_sub(examined) > WAITS_MOST_NS;
+        self.is_caught(now, nanos) || self.is_late(now, WAITS_MOST_NS.max(nanos)) && is_old()
+    }
+
+    /// The poll that began at `began` is late for a brief one, and another worker switches, which takes what waits behind it. Once it is
+    /// late for long, it counts as holding its thread if the thread has computed in it since the first examination or sleeps in the
+    /// kernel, and not while the thread only waits for a processor. Returns whether the next examination will tell. The supervisor's.
+    pub(crate) fn examine(&self, began: Instant, now: Instant, count: &Blocked) -> bool {
+        self.examined.store(now.as_nanos(), Ordering::Relaxed);
+        let is_first = self.metered.load().0 != began.as_nanos();
+        let computes = self.computes(began);
+        if !self.is_late(now, WAITS_MOST_NS) {
+            return false;
+        }
+        let may_sleep = self.ask(began, now, count);
+        if computes || self.is_blocked() {
+            self.take_as_caught(began);
+        }
+        is_first || may_sleep
     }
 
     /// The poll that began at `began` counts as holding its thread. The supervisor's.
