@@ -31,11 +31,13 @@ pub(crate) struct Trust {
     short: AtomicU8,
     /// All polls, up to [`EARLY`].
     polls: AtomicU8,
+    /// Those of them that computed for a long time.
+    long: AtomicU8,
 }
 
 impl Trust {
     pub(crate) const fn new() -> Self {
-        Self { short: AtomicU8::new(0), polls: AtomicU8::new(0) }
+        Self { short: AtomicU8::new(0), polls: AtomicU8::new(0), long: AtomicU8::new(0) }
     }
 
     /// Returns whether the task's own polls have shown that it holds no thread for long.
@@ -51,6 +53,11 @@ impl Trust {
         }
     }
 
+    /// Returns the same for a task that has not computed for a long time yet: it may be short although others of its kind are long.
+    pub(crate) fn early_if_short(&self) -> Option<Early> {
+        self.early().filter(|_| self.long.load(RELAXED) == 0)
+    }
+
     /// Records a poll, and whether it computed for a long time.
     pub(crate) fn note_poll(&self, has_computed: bool) {
         let before = self.short.load(RELAXED);
@@ -61,6 +68,9 @@ impl Trust {
         let polls = self.polls.load(RELAXED);
         if polls < EARLY {
             self.polls.store(polls + 1, RELAXED);
+            if has_computed {
+                self.long.store(self.long.load(RELAXED) + 1, RELAXED);
+            }
         }
     }
 }
@@ -101,7 +111,8 @@ mod tests {
         for poll in 0..=EARLY {
             let early = if poll == 0 { Early::First } else { Early::Later };
             assert_eq!(trust.early(), Some(early).filter(|_| poll < EARLY));
-            trust.note_poll(poll % 2 == 0);
+            assert_eq!(trust.early_if_short(), trust.early().filter(|_| poll < 2), "{poll}");
+            trust.note_poll(poll % 2 == 1);
         }
     }
 }

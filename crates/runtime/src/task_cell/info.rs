@@ -242,7 +242,7 @@ impl TaskInfo {
         }
         self.trust.note_poll(charge.has_computed);
         if was_early.is_some() {
-            let is_tried = self.early().is_some_and(|(kind, early)| kind.may_try(early));
+            let is_tried = self.may_try();
             self.is_tried.store(is_tried, Ordering::Relaxed);
             self.account.expect(self.expected_ns());
         }
@@ -268,6 +268,12 @@ impl TaskInfo {
     /// Returns the kind of the task and which poll comes next, if that is one of the first.
     pub(crate) fn early(&self) -> Option<(TaskKind, Early)> {
         self.kind.zip(self.trust.early())
+    }
+
+    /// Returns whether the next poll is tried although others of its kind are long. A task that has computed itself is not.
+    fn may_try(&self) -> bool {
+        let early = self.kind.zip(self.trust.early_if_short());
+        early.is_some_and(|(kind, early)| kind.may_try(early))
     }
 
     /// Returns [`early`](Self::early) as one number for atomics, or zero.
@@ -298,7 +304,7 @@ impl TaskInfo {
     /// ready.
     #[cold]
     pub(crate) fn is_tried_now(&self) -> bool {
-        let is_tried = self.early().is_some_and(|(kind, early)| kind.may_try(early));
+        let is_tried = self.may_try();
         if is_tried {
             self.is_tried.store(true, Ordering::Relaxed);
             self.account.expect(None);

@@ -48,6 +48,8 @@ struct KindEntry {
     /// The time at which the trials of first polls, and of early ones after them, that were begun are over, if they last as long as is
     /// expected and one after another: see [`TaskKind::may_try`]. In nanoseconds.
     trials_end: [AtomicU64; 2],
+    /// The number of such polls that hold a thread, as the supervisor last saw it.
+    caught: [AtomicU64; 2],
     /// The credit that pays short tasks of the kind, no more than one task may use. So a task that spawns
     /// many of them, such as an acceptor, keeps its own credit.
     credit: SharedCredit,
@@ -55,8 +57,13 @@ struct KindEntry {
 
 impl KindEntry {
     const fn new() -> Self {
-        let trials_end = [const { AtomicU64::new(0) }; 2];
-        Self { word: AtomicU64::new(0), trials_end, credit: SharedCredit::new() }
+        const NONE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+        Self {
+            word: AtomicU64::new(0),
+            trials_end: NONE,
+            caught: NONE,
+            credit: SharedCredit::new(),
+        }
     }
 }
 
@@ -67,6 +74,11 @@ const PRIOR_NS: u32 = 20_000;
 /// The first polls that are tried at once although they are expected to be long: so many connections that come together
 /// are read at once, as threads would, and not after the computations that those before them ask for.
 const FIRST_TRIALS: u64 = 8;
+
+/// While several polls of a kind hold threads, the next trial comes no sooner than this after the last, four times for each of them, up to
+/// the second value: the expected time says little while it is still being learnt, and each trial may hold one more thread.
+const TRIAL_PAUSE_NS: u64 = 4_000_000;
+const TRIAL_PAUSE_MAX_NS: u64 = 256_000_000;
 
 /// The logarithm of a poll's time, zero if unknown: a single poll that is a thousand times longer does not
 /// make the next ones long, but several in a row do.
@@ -170,6 +182,11 @@ impl TaskKind {
         KINDS.note_poll(self, early, nanos, beside);
     }
 
+    /// Records that `count` such polls of such tasks hold threads at this moment.
+    pub(crate) fn note_caught(self, early: Early, count: usize) {
+        KINDS.note_caught(self, early, count);
+    }
+
     /// Returns how often polls of any kind that were expected to be long have turned out to be short: tasks that wait because of
     /// such an expectation may be short, too.
     pub(crate) fn turned_short() -> u64 {
@@ -232,11 +249,29 @@ impl TaskKinds {
         };
         let (now, expected) = (now(), u64::from(expected));
         let each = if early == Early::First { expected / FIRST_TRIALS } else { expected };
+        let pause = self.trial_pause_ns(kind, early);
+        let (each, expected) = (each.max(pause), expected.max(pause));
         let end = &self.slot(kind).trials_end[early as usize];
         let before = end.load(RELAXED);
         let after = now.max(before).saturating_add(each);
         after <= now.saturating_add(expected)
             && end.compare_exchange(before, after, RELAXED, RELAXED).is_ok()
+    }
+
+    /// Returns the least time between two trials.
+    fn trial_pause_ns(&self, kind: TaskKind, early: Early) -> u64 {
+        match self.slot(kind).caught[early as usize].load(RELAXED) {
+            0 | 1 => 0,
+            caught => (TRIAL_PAUSE_NS << (2 * caught.min(3))).min(TRIAL_PAUSE_MAX_NS),
+        }
+    }
+
+    /// See [`TaskKind::note_caught`].
+    pub(crate) fn note_caught(&self, kind: TaskKind, early: Early, count: usize) {
+        let caught = &self.slot(kind).caught[early as usize];
+        if caught.load(RELAXED) != count as u64 {
+            caught.store(count as u64, RELAXED);
+        }
     }
 
     /// See [`TaskKind::pay`].
@@ -255,6 +290,10 @@ impl TaskKinds {
         let mut levels = self.levels(kind);
         let level = &mut levels[early as usize];
         let after = level.follow(Level::of(used_ns), beside);
+        if beside == 0 {
+            // One that held a thread may have ended.
+            self.note_caught(kind, early, 0);
+        }
         // Many threads spawn the same kind: the slot's cache line stays shared while the change is small.
         if after.0.abs_diff(level.0) <= Level::NEWS {
             return;
@@ -366,6 +405,25 @@ mod tests {
         assert!(!kinds.may_try(kind, early, || 20_000_002), "short");
         learn();
         assert!(kinds.may_try(kind, early, || 20_000_003));
+    }
+
+    /// Goal: where several polls of a kind hold threads, trials are rarer, the rarer the more they are, and never end; where they have ended or
+    /// one was short, they come as usual. Method: when the second trial is granted, by the number of polls that hold threads.
+    #[test]
+    fn trials_are_rarer_while_polls_hold_threads() {
+        for early in [Early::First, Early::Later] {
+            for (caught, pause) in [(0, 0), (1, 0), (2, 64), (3, 256), (500, 256)] {
+                let (kinds, kind) = (TaskKinds::new(), TaskKind::of_hash(7));
+                (0..40).for_each(|_| kinds.note_poll(kind, early, 1_000_000, 0));
+                kinds.note_caught(kind, early, caught);
+                assert!(kinds.may_try(kind, early, || 0));
+                let second = (1..300).find(|ms| kinds.may_try(kind, early, || ms * 1_000_000));
+                assert_eq!(second, Some(pause.max(1)), "{caught}");
+                kinds.note_caught(kind, early, caught);
+                kinds.note_poll(kind, early, 1_000_000, 0);
+                assert_eq!(kinds.trial_pause_ns(kind, early), 0, "one has ended");
+            }
+        }
     }
 
     /// Goal: several first polls of a long kind are tried at once, and further ones as time goes on. Method: as many as

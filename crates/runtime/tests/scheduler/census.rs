@@ -198,6 +198,35 @@ fn short_tasks_do_not_wait_for_workers_that_sleep() {
     }
 }
 
+/// Goal: a short task that is overdue is run by a reserve thread although a worker switches, and although four threads are caught by such tasks.
+/// Method: a task on both sides of the bound, in each lane, in both situations, and one that is not short.
+#[test]
+fn overdue_tasks_are_run_by_reserve_threads() {
+    let now = 1_000 * MS;
+    for (switches, waits, otherwise) in
+        [(true, 20, ReserveMode::Nothing), (false, 20, ReserveMode::NoMoreShort)]
+    {
+        for lane in 0..3 {
+            for (late, is_short, is_run) in [(0, true, true), (1, true, false), (0, false, false)] {
+                let world = world();
+                polls_for(&world, 0, now, 90 * MS);
+                polls_for(&world, 1, now, if switches { 10_000 } else { 90 * MS });
+                for place in 2..6 {
+                    world.serving.borrow_mut().push(place);
+                    polls_for(&world, place, now, 90 * MS);
+                    world.worker_slot(place).set_serves_short(true);
+                }
+                let queue =
+                    world.computing().get(lane).unwrap_or_else(|| &world.injected().compute);
+                queue.push(0, Rank { place: now - waits * MS + late, needs_ns: 0, is_short });
+                orders(&world, now, 0);
+                let expected = if is_run { ReserveMode::Short } else { otherwise };
+                assert_eq!(world.serves().load(), expected, "{switches} {lane} {late} {is_short}");
+            }
+        }
+    }
+}
+
 /// Goal: a thread that is called for events takes no short task where four are caught by such tasks, until the last call was 128 long polls
 /// ago; those that have run short tasks go on. Method: three, four and five threads that are caught by short tasks or by others, both times,
 /// and what one more of either kind would run.

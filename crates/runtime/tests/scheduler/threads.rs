@@ -360,11 +360,14 @@ fn teach(world: &World, now: Instant) {
         let (worker_slot, long_poll) = (world.worker_slot(place), world.options.long_poll_ns());
         if worker_slot.is_caught(now, long_poll)
             && !worker_slot.is_blocked()
-            && let Some((word, nanos)) = worker_slot.lesson(now, world.options.quantum)
+            && let Some(word) = worker_slot.early_word()
             && let Some((kind, early)) = super::kind::TaskKind::from_word(word)
         {
             let beside = census::caught_beside(world, place, word, now, long_poll);
-            world.kinds.note_poll(kind, early, nanos, beside);
+            if let Some(nanos) = worker_slot.lesson(now, world.options.quantum) {
+                world.kinds.note_poll(kind, early, nanos, beside);
+            }
+            world.kinds.note_caught(kind, early, beside + 1);
         }
     }
 }

@@ -347,7 +347,7 @@ impl World {
     pub(crate) fn may_try_now(&self, task: &Task) -> bool {
         let of_future = task.kind.borrow().of_future();
         let may_try = |early| self.kinds.may_try(of_future, early, || self.now());
-        let is_tried = task.trust.early().is_some_and(may_try);
+        let is_tried = task.trust.early_if_short().is_some_and(may_try);
         task.is_tried.set(is_tried);
         if is_tried {
             task.account.expect(None);

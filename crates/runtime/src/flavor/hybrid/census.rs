@@ -32,6 +32,14 @@ const ENDLESS: u32 = 2_000;
 /// they hold costs another one. 4 ms by default.
 const LONG: u32 = 4;
 
+/// A short task that has waited for this long beyond its place in the compute lane is run by a reserve thread also where a worker switches,
+/// or several of them are caught by such tasks: where more threads compute than there are workers, a worker that switches has only a small
+/// share of a processor. In nanoseconds.
+const OVERDUE_NS: u64 = 20_000_000;
+
+/// So many reserve threads may be caught by short tasks before those that are overdue wait like others.
+const OVERDUE_RESERVES: usize = 6;
+
 /// So many reserve threads may be caught by short tasks before the next one is put off. A thread that is called for events finds such a task
 /// where no event waits, and events call threads more often.
 const SHORT_RESERVES: usize = 4;
@@ -266,6 +274,8 @@ impl Census {
             || parts.injected().is_turn_of_any(self.now);
         if is_due && self.do_all_compute_for(parts, endless) {
             ReserveMode::AnyOne
+        } else if self.short_reserves < OVERDUE_RESERVES && self.has_overdue(parts) {
+            ReserveMode::Short
         } else if !self.do_all_compute_for(parts, quantum.saturating_mul(LONG)) {
             ReserveMode::Nothing
         } else if self.short_reserves >= SHORT_RESERVES && since.call < need::CALL_DELAY_MAX {
@@ -273,6 +283,13 @@ impl Census {
         } else {
             ReserveMode::Short
         }
+    }
+
+    /// Returns whether a short task has waited in a compute lane for much longer than it should.
+    fn has_overdue(self, parts: &impl Parts) -> bool {
+        let limit = self.now.saturating_sub(OVERDUE_NS);
+        let mut queues = parts.computing().iter().chain([&parts.injected().compute]);
+        queues.any(|queue| queue.has_short(limit))
     }
 
     /// Returns whether at least as many threads as there are workers, among them every worker that does not

@@ -124,11 +124,14 @@ impl Supervisor {
                 continue;
             }
 
-            if let Some((word, nanos)) = remote.worker_slot.lesson(now, shared.options.quantum)
+            if let Some(word) = remote.worker_slot.early_word()
                 && let Some((kind, early)) = TaskKind::from_word(word)
             {
                 let beside = census::caught_beside(shared, place, word, now, long_poll);
-                kind.note_running(early, nanos, beside);
+                if let Some(nanos) = remote.worker_slot.lesson(now, shared.options.quantum) {
+                    kind.note_running(early, nanos, beside);
+                }
+                kind.note_caught(early, beside + 1);
             }
 
             if remote.worker_slot.log_once(began)

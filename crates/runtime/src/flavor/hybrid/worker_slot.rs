@@ -435,19 +435,23 @@ impl WorkerSlot {
             && !self.is_blocked()
     }
 
-    /// Returns the task's kind and its current poll, as a word, and the poll's expected time in nanoseconds:
-    /// once, if it is one of the first polls, lasts longer than half a `quantum`, and computes. A poll that
-    /// has lasted this long is expected to last for as long again. The supervisor's.
-    pub(crate) fn lesson(&self, now: Instant, quantum: Duration) -> Option<(u64, u64)> {
-        let word = self.early.load(Ordering::Relaxed);
-        let (began, _) = self.current().filter(|_| word != 0)?;
+    /// Returns the kind of the task that is polled and the poll, as a word, if it is one of the first.
+    pub(crate) fn early_word(&self) -> Option<u64> {
+        Some(self.early.load(Ordering::Relaxed)).filter(|&word| word != 0)
+    }
+
+    /// Returns the expected time of the current poll in nanoseconds: once, if it is one of the first of its task, lasts longer than half a
+    /// `quantum`, and computes. A poll that has lasted this long is expected to last for as long again. The supervisor's.
+    pub(crate) fn lesson(&self, now: Instant, quantum: Duration) -> Option<u64> {
+        self.early_word()?;
+        let (began, _) = self.current()?;
         let elapsed = now - began;
         let is_news = self.taught.load(Ordering::Relaxed) != began.as_nanos();
         if elapsed <= quantum / 2 || !is_news || !self.computes(began) {
             return None;
         }
         self.taught.store(began.as_nanos(), Ordering::Relaxed);
-        Some((word, u64::try_from(2 * elapsed.as_nanos()).unwrap_or(u64::MAX)))
+        Some(u64::try_from(2 * elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// Records that the thread has the kernel's default slice again.
