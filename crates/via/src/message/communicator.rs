@@ -147,8 +147,9 @@ impl<P: Provider> Communicator<P> {
         })
     }
 
-    /// Sends a message. It is done when you may change `bytes` again, which for short messages does not wait
-    /// for the receiver.
+    /// Sends a message. It is done when you may change `bytes` again. Up to
+    /// [`window_bytes`](crate::protocol::EngineConfig::window_bytes), 128 KiB by default, this does not wait for the receiver. A longer send
+    /// waits until the other rank receives: two ranks that both send such a message before they receive wait for ever.
     ///
     /// # Cancel safety
     /// A short message is sent whole or not at all. A long one whose future is dropped half way is abandoned,
