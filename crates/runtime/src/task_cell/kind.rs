@@ -57,11 +57,10 @@ struct KindEntry {
 
 impl KindEntry {
     const fn new() -> Self {
-        const NONE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
         Self {
             word: AtomicU64::new(0),
-            trials_end: NONE,
-            caught: NONE,
+            trials_end: [const { AtomicU64::new(0) }; 2],
+            caught: [const { AtomicU64::new(0) }; 2],
             credit: SharedCredit::new(),
         }
     }
