@@ -296,9 +296,6 @@ impl Attempt {
                 spin_wait.note(now);
             }
             self.found(learner);
-            if !learner.peers().are_oversubscribed() {
-                learner.plan(now);
-            }
             return SpinOutcome::Ready(found);
         }
         self.go_on(learner, poll, backend)

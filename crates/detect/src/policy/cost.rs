@@ -193,16 +193,7 @@ pub(crate) struct YieldMeter {
     usual_ns: u64,
 }
 
-/// A yield that takes less did not switch to another thread: that takes two switches, 1.4 to 2.4 µs here, where a yield alone
-/// takes 0.25 to 0.5.
-const VAIN_YIELD_NS: u64 = 1_000;
-
 impl YieldMeter {
-    /// Returns whether a yield usually returns at once, since no other thread waits for the core.
-    pub(crate) const fn are_vain(self) -> bool {
-        self.usual_ns > 0 && self.usual_ns < VAIN_YIELD_NS
-    }
-
     /// Returns the usual cost, once measured.
     pub(crate) const fn usual(self) -> Option<Duration> {
         match self.usual_ns {

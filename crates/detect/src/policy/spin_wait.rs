@@ -72,8 +72,6 @@ pub struct WaitSituation {
     pub spinning_pays: bool,
     /// True if the core was away for long when it was last yielded: to a thread that computes.
     pub are_yields_expensive: bool,
-    /// True if yielding the core usually returns at once: no other thread waits for it, whatever the load says.
-    pub are_yields_vain: bool,
 }
 
 impl WaitSituation {
@@ -89,7 +87,6 @@ impl WaitSituation {
             load,
             spinning_pays: true,
             are_yields_expensive: false,
-            are_yields_vain: false,
         }
     }
 
@@ -107,8 +104,8 @@ impl WaitSituation {
 pub struct WaitPlan {
     /// The time for which it polls repeatedly.
     pub spin: Duration,
-    /// The time for which it then yields the core between polls. Together no longer than `sleep`, or than `all` if there are more peers than
-    /// cores and each waits for one other: see [`History::spin_balance`](crate::History::spin_balance).
+    /// The time for which it then yields the core between polls. Together no longer than `sleep`, than twice that beside other programs, or than
+    /// `all` if there are more peers than cores and each waits for one other: see [`History::spin_balance`](crate::History::spin_balance).
     pub yield_core: Duration,
     /// The longest burst of polls of a wait inside a task's poll.
     pub burst: Duration,
@@ -125,6 +122,11 @@ const CHAIN_MAX: u32 = 8;
 /// The same if there are more peers than cores: they pass their cores on through the whole chain.
 const CROWD_CHAIN_MAX: u32 = 64;
 
+/// Peers with a core each do not offer it beside other programs: a program that takes it keeps it until the kernel's next tick, some
+/// milliseconds, where the awaited peer answers within microseconds. They poll for this many times as long as two sleeps take: a wake-up
+/// waits for the other programs, too, now and then for milliseconds.
+const BESIDE_OTHERS: u32 = 2;
+
 impl WaitPlan {
     /// Returns the plan of [`Adaptive`](crate::Adaptive): see [`Policy::plan_wait`](crate::Policy::plan_wait).
     ///
@@ -140,21 +142,25 @@ impl WaitPlan {
         let one = costs.sleep_cpu.saturating_add(costs.wake_delay.saturating_mul(delay_weight));
         let in_a_row = situation.sequential_sleeps;
         let sleep = one.saturating_mul(in_a_row);
+        let are_oversubscribed = peers.are_oversubscribed();
         // Many peers on few cores, each of which waits for one other.
-        let is_crowd = peers.are_oversubscribed() && in_a_row < peers.sequential_sleeps();
+        let is_crowd = are_oversubscribed && in_a_row < peers.sequential_sleeps();
         let chain = if is_crowd { CROWD_CHAIN_MAX } else { CHAIN_MAX };
         let all = one.saturating_mul(peers.sequential_sleeps().min(chain).max(in_a_row));
         let burst = costs.sleep_cpu.saturating_add(costs.wake_delay).min(BURST_MAX);
         if spin_max.is_zero() || !spinning_pays {
             return Self { spin: Duration::ZERO, yield_core: Duration::ZERO, burst, sleep, all };
         }
-        // A load that others cause now and then does not matter while no thread takes the core when it is offered.
-        let is_core_left = load.is_core_free() || (situation.are_yields_vain && !load.has_quota);
-        let spins = !peers.are_oversubscribed() && is_core_left;
-        let spin = if spins { spin_max.min(one) } else { Duration::ZERO };
-        // Polling without result uses up a quota; yielding lets the awaited threads run. A crowd yields for as long as all of it may take,
-        // also beside a thread that computes: each one that sleeps is woken by all others.
-        let helps = peers.are_oversubscribed() || !load.has_quota;
+        // Peers without a core need this one. Polling without result uses up a quota.
+        let spin = if are_oversubscribed || load.has_quota {
+            Duration::ZERO
+        } else if load.is_core_free() {
+            spin_max.min(one)
+        } else {
+            sleep.saturating_mul(BESIDE_OTHERS)
+        };
+        // A crowd yields for as long as all of it may take, also beside a thread that computes: each one that sleeps is woken by all others.
+        let helps = are_oversubscribed || load.is_core_free();
         let gives = is_crowd || (helps && !are_yields_expensive);
         let longest = if is_crowd { all } else { sleep };
         let yield_core = if gives { longest.saturating_sub(spin) } else { Duration::ZERO };

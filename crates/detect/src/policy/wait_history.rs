@@ -102,7 +102,6 @@ impl WaitHistory {
         if !(self.waits.is_multiple_of(TIMED_ONE_IN) || self.backoff.was_long()) {
             return (first, None);
         }
-        let first = if self.peers.are_oversubscribed() { first } else { SpinStep::Yield(1) };
         (first, Some(self.begin(has_bursts, first).begin_at(now())))
     }
 
@@ -181,13 +180,8 @@ impl WaitHistory {
     pub(crate) fn plan(&mut self, now: Instant, policy: &dyn Policy, situation: WaitSituation) {
         let spinning_pays = self.spin_balance.is_positive();
         let are_yields_expensive = self.backoff.is_paused(now);
-        let are_yields_vain = self.yields.are_vain();
-        self.plan = policy.plan_wait(&WaitSituation {
-            spinning_pays,
-            are_yields_expensive,
-            are_yields_vain,
-            ..situation
-        });
+        self.plan =
+            policy.plan_wait(&WaitSituation { spinning_pays, are_yields_expensive, ..situation });
     }
 }
 

@@ -108,19 +108,31 @@ fn the_first_step_suits_the_peers() {
         assert_eq!(first(&situation, Reactivity::LowCpu), SpinStep::Sleep);
         let hopeless = WaitSituation { spinning_pays: false, ..situation };
         assert_eq!(first(&hopeless, balanced), SpinStep::Sleep);
-        let crowded = Load { is_oversubscribed: true, ..Load::default() };
-        let situation = WaitSituation { load: crowded, ..situation };
-        assert_eq!(first(&situation, balanced), SpinStep::Yield(YIELDS_MAX));
     }
-    // A busy machine, on which no thread takes this core when it is offered.
-    let busy = Load { is_oversubscribed: true, was_preempted: true, has_quota: false };
-    let vain = |situation| WaitSituation { load: busy, are_yields_vain: true, ..situation };
-    assert_eq!(first(&vain(pair), balanced), SpinStep::Spin(8));
-    assert_eq!(first(&vain(many), balanced), SpinStep::Yield(YIELDS_MAX));
     let quota = Load { has_quota: true, ..Load::default() };
-    assert_eq!(first(&WaitSituation { load: quota, ..vain(pair) }, balanced), SpinStep::Sleep);
     assert_eq!(first(&WaitSituation { load: quota, ..pair }, balanced), SpinStep::Sleep);
     assert!(matches!(first(&WaitSituation { load: quota, ..many }, balanced), SpinStep::Yield(_)));
+}
+
+/// Goal: beside other programs, peers with a core each poll for twice as long as they would sleep, and do not offer a core which those
+/// would keep; peers without a core yield as ever. Method: plans under each kind of demand for the core.
+#[test]
+fn a_pair_keeps_its_cores() {
+    let (pair, many) = (situation(2, 2, 3_000, 20_000), situation(32, 2, 3_000, 20_000));
+    let loads =
+        [(true, false), (false, true), (true, true)].map(|(is_oversubscribed, was_preempted)| {
+            Load { is_oversubscribed, was_preempted, has_quota: false }
+        });
+    for load in loads {
+        let plan = |situation| Adaptive::default().plan_wait(&WaitSituation { load, ..situation });
+        let planned = plan(pair);
+        assert_eq!((planned.spin, planned.yield_core), (2 * planned.sleep, Duration::ZERO));
+        assert_eq!(plan(many), Adaptive::default().plan_wait(&many));
+        let hopeless = plan(WaitSituation { spinning_pays: false, ..pair });
+        assert!(!hopeless.tries(), "{load:?}");
+        let low = Adaptive::new(Reactivity::LowCpu).plan_wait(&WaitSituation { load, ..pair });
+        assert!(!low.tries(), "{load:?}");
+    }
 }
 
 /// Goal: a core that comes back late is given away once in a burst, one that comes back at once several times. Method: steps in

@@ -220,52 +220,19 @@ fn a_core_is_not_given_to_who_computes() {
     assert!(lost - 100_000 * MICRO < now / 50, "{lost} of {now}");
 }
 
-/// Goal: a pair on a machine that looks busy spins once yields have shown that its core is not wanted, yields first again once another
-/// thread takes the core, and spins again when that thread is gone. Method: waits in virtual time that end in their first step, or in the
-/// yield after all polls.
+/// Goal: a pair beside other programs never yields its core, sleeps at once while its waits are far, and polls again as soon as they are
+/// near. Method: waits of each kind on a busy machine.
 #[test]
-fn a_pair_spins_while_its_core_is_left_alone() {
+fn a_pair_beside_others_polls_or_sleeps() {
     let busy = Load { is_oversubscribed: true, was_preempted: true, has_quota: false };
     let situation =
         WaitSituation { load: busy, ..situation(Peers { count: 2, cores: 2 }, 20 * MICRO) };
-    let policy = Adaptive::default();
-    let mut waits = WaitHistory::new(&policy, &situation, 8);
-    let at = Instant::from_nanos;
-    let mut now = 0;
-    // A wait whose event comes in the first yield of the core, as a burst carries it out. Returns whether it polled before.
-    let mut wait = |waits: &mut WaitHistory, away: Nanos| {
-        let (first, timed) = waits.begin_timed(true, waits.first(true), || at(now));
-        let polls = matches!(first, SpinStep::Spin(_));
-        let is_timed = timed.is_some();
-        let mut spin_wait = timed.unwrap_or_else(|| waits.begin(true, first));
-        let mut step = first;
-        while let SpinStep::Spin(_) | SpinStep::Pause = step {
-            now += MICRO;
-            if step == SpinStep::Pause {
-                spin_wait.begin_burst();
-            }
-            step = spin_wait.next(at(now));
-        }
-        now += away;
-        if !(is_timed || polls) {
-            waits.found_first();
-            return polls;
-        }
-        if is_timed || step == SpinStep::Yield(1) {
-            spin_wait.note(at(now));
-        }
-        waits.found(&spin_wait);
-        waits.plan(at(now), &policy, situation);
-        polls
-    };
-    assert!(!wait(&mut waits, 250));
-    for _ in 0..3 {
-        let until = (0..10_000).take_while(|_| !wait(&mut waits, 250)).count();
-        assert!(until < 1_000, "{until} waits before it polls first");
-        assert!((0..1_000).all(|_| wait(&mut waits, 250)));
-        // Another thread that waits too, and gives the core back.
-        let until = (0..10_000).take_while(|_| wait(&mut waits, 2_000)).count();
-        assert!(until < 100, "{until} waits before it yields first");
-        assert!((0..1_000).all(|_| !wait(&mut waits, 2_000)));
+    let mut one = One::new(Adaptive::default(), situation);
+    for (length, polls) in [(10 * MICRO, true), (100_000 * MICRO, false), (10 * MICRO, true)] {
+        let slept = (0..20).filter(|_| one.wait(length)).count();
+        assert_eq!(slept < 10, polls, "{length}: {slept} of 20 slept");
+        let plan = *one.waits.planned();
+        assert_eq!(plan.tries(), polls, "{length}");
+        assert_eq!(plan.yield_core, Duration::ZERO);
     }
 }
