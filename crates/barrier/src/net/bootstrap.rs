@@ -122,6 +122,8 @@ pub(super) struct TcpBootstrap {
     nonce: [u8; NONCE_BYTES],
     /// By rank, at rank 0; elsewhere only the one to rank 0.
     streams: Vec<Option<TcpStream>>,
+    /// The number of callers that rank 0 has turned away.
+    rejected_count: u32,
 }
 
 impl TcpBootstrap {
@@ -137,7 +139,16 @@ impl TcpBootstrap {
         // Both halves of an identity are random.
         let nonce = Identity::random().map_err(failed)?.secret;
         let streams = (0..size).map(|_| None).collect();
-        let mut this = Self { server: server.clone(), address, rank, size, secret, nonce, streams };
+        let mut this = Self {
+            server: server.clone(),
+            address,
+            rank,
+            size,
+            secret,
+            nonce,
+            streams,
+            rejected_count: 0,
+        };
         let server = server.clone();
         let result = if rank == Rank(0) {
             with_deadline(&server, deadline, this.listen()).await
@@ -160,6 +171,7 @@ impl TcpBootstrap {
             return FormationError::Missing {
                 address: self.address,
                 ranks: LostRanks::new(missing),
+                rejected_count: self.rejected_count,
             };
         }
         FormationError::TimedOut { address: Some(self.address) }
@@ -168,16 +180,23 @@ impl TcpBootstrap {
     async fn listen(&mut self) -> io::Result<()> {
         let listener = TcpListener::bind_on(&self.server, self.address)?;
         while self.streams.iter().skip(1).any(Option::is_none) {
-            let (stream, _) = listener.accept().await?;
+            let (stream, caller) = listener.accept().await?;
             let until = self.server.now() + HELLO_TIME;
-            // A stranger is turned away; rank 0 keeps waiting for the others.
             let hello = with_deadline(&self.server, until, self.accept_hello(&stream)).await;
-            let Some(Ok(rank)) = hello else { continue };
-            if let Some(slot) = self.streams.get_mut(rank.index())
-                && slot.is_none()
-            {
-                *slot = Some(stream);
-            }
+            let reason = match hello {
+                Some(Ok(rank)) => match self.streams.get_mut(rank.index()) {
+                    Some(slot) if slot.is_none() => {
+                        *slot = Some(stream);
+                        continue;
+                    }
+                    _ => "another member has its rank".to_owned(),
+                },
+                Some(Err(error)) => error.to_string(),
+                None => "it did not say who it is".to_owned(),
+            };
+            // Rank 0 keeps waiting for the others.
+            self.rejected_count = self.rejected_count.saturating_add(1);
+            tracing::warn!(%caller, reason, "a caller of a barrier's meeting was turned away");
         }
         Ok(())
     }
@@ -191,13 +210,19 @@ impl TcpBootstrap {
         let word = |at: usize| {
             u32::from_le_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]])
         };
-        let rank = Rank(word(8));
-        let is_right = hello[..8] == MAGIC
-            && word(12) == self.size
-            && rank.0 > 0
-            && rank.0 < self.size
-            && hello[16..] == self.tag(&hello[8..16]);
-        if is_right { Ok(rank) } else { Err(io::ErrorKind::InvalidData.into()) }
+        let (rank, size) = (Rank(word(8)), word(12));
+        let problem = if hello[..8] != MAGIC {
+            "it is another program, or another version".to_owned()
+        } else if hello[16..] != self.tag(&hello[8..16]) {
+            format!("its secret is a different one (it says that it is {rank} of {size})")
+        } else if size != self.size {
+            format!("it is {rank} of a group of {size}, and this one has {} members", self.size)
+        } else if rank.0 == 0 || rank.0 >= size {
+            format!("a group of {size} has no second {rank}")
+        } else {
+            return Ok(rank);
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidData, problem))
     }
 
     /// Proof of knowing the secret.

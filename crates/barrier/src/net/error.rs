@@ -90,13 +90,17 @@ pub enum FormationError {
     },
     /// Members did not come in time; reported by rank 0.
     #[error(
-        "{ranks} missing at {address}: were they all started, can they reach it, and do they have the same size and secret?"
+        "{ranks} missing at {address}{}: were they all started, can they reach it, and do they have the same size and secret?",
+        rejected(*rejected_count)
     )]
     Missing {
         /// The meeting address.
         address: SocketAddr,
         /// The members that did not come, or were turned away.
         ranks: LostRanks,
+        /// The callers that were turned away, since their secret, size or rank was a different one; the log has the reason of
+        /// each.
+        rejected_count: u32,
     },
     /// Rank 0 closed the connection: it has another secret, another size, a member with this rank already, or has
     /// given up.
@@ -129,6 +133,16 @@ pub enum FormationError {
     /// The barrier could not be registered at the server.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
+}
+
+/// Says how many callers were turned away.
+fn rejected(count: u32) -> String {
+    match count {
+        0 => String::new(),
+        count => format!(
+            ", and {count} callers were turned away for another secret, size or rank (each is logged as a warning)"
+        ),
+    }
 }
 
 /// Returns what to do about an error at the meeting address, if that is known.

@@ -258,6 +258,12 @@ impl NetBuilder {
         if !group.contains(rank) {
             return Err(FormationError::Rank { rank, size });
         }
+        if self.secret.is_none() && size > 1 && !address.ip().is_loopback() {
+            tracing::warn!(
+                %address,
+                "a barrier is formed without a secret: whoever reaches this address can join it; set `NetBuilder::secret`"
+            );
+        }
         let host = self.host()?;
         let deadline = host.0.now() + self.formation_timeout;
         let tcp =

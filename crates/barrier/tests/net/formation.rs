@@ -106,6 +106,26 @@ fn without_multicast_there_is_unicast() {
     );
 }
 
+/// Goal: both sides learn of a wrong secret. Method: rank 1 with another secret than rank 0, which waits for it until its
+/// time is over.
+#[test]
+fn a_wrong_secret_is_told() {
+    let (place, host) = (Place::new(), Server::spawn_thread().expect("a host thread"));
+    let address = free();
+    let member = |rank: u32, secret| {
+        let builder = NetBarrier::builder().server(host.server()).network(place.config(rank));
+        let builder = builder.formation_timeout(Duration::from_secs(2)).secret([secret; 32]);
+        builder.form_at(address, Rank(rank), 2)
+    };
+    on_threads(async {
+        let (first, second) = tokio::join!(member(0, 1), member(1, 2));
+        let (first, second) = (first.expect_err("missing"), second.expect_err("refused"));
+        assert!(matches!(first, FormationError::Missing { rejected_count: 1, .. }), "{first:?}");
+        assert!(first.to_string().contains("turned away for another secret"), "{first}");
+        assert!(matches!(second, FormationError::Refused { .. }), "{second:?}");
+    });
+}
+
 /// Goal: an impossible group is refused with an error that says why, at all members. Method: different settings,
 /// no network, three networks, an algorithm for other sizes, a taken port, a value too long for a datagram, a member
 /// that never comes.
@@ -150,12 +170,18 @@ fn what_is_no_group_is_refused() {
         let _owner = UdpSocket::bind((place.address(0), place.udp_port(47))).expect("free");
         let error = base(0).form_at(free(), Rank(0), 1).await.expect_err("the port is taken");
         let said = error.to_string();
-        assert!(said.starts_with("port 47 has an owner already"), "{said}");
+        assert!(said.starts_with("datagram port 47 has an owner already"), "{said}");
         assert!(
             said.contains(&format!("UDP port {}", place.udp_port(47)))
-                && said.contains("take another"),
+                && said.contains("take another port"),
             "{said}"
         );
+        for address in [Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(239, 1, 2, 3)] {
+            let member = none().network(vigie_via::datagram::UdpConfig::new(address.into()));
+            let error =
+                member.form_at(free(), Rank(0), 1).await.expect_err("no peer can send to it");
+            assert!(error.to_string().contains("which peers can send to"), "{error}");
+        }
         let error = base(0).form_at(free(), Rank(2), 2).await.expect_err("no such rank");
         assert!(matches!(error, FormationError::Rank { .. }), "{error}");
     });

@@ -496,7 +496,7 @@ pub enum ShmFormationError {
     Group(#[from] GroupError),
     /// The group is too large for shared memory, or has no such rank.
     #[error(
-        "{rank} of {size}: groups over shared memory have at most {} members, counted from 0",
+        "{rank} of {size} members: a group over shared memory has 1 to {} members, whose ranks are counted from 0",
         ShmBootstrap::SIZE_MAX
     )]
     Impossible {
