@@ -54,7 +54,7 @@ impl From<IpAddr> for NodeAddress {
 pub enum DatagramError {
     /// The port has an owner.
     #[error(
-        "port {number} has an owner already, {}: end that, or take another port number, address or base port",
+        "datagram port {number} has an owner already, {}: end that, or take another port (of a barrier: `NetBuilder::port`), address or base port",
         owner.map_or_else(
             || match udp_port {
                 Some(port) => format!("UDP port {port} (`ss -uanp` names the process)"),

@@ -17,13 +17,19 @@ pub struct UdpConfig {
 }
 
 impl UdpConfig {
-    /// Makes a configuration with an address of this host, the only one on which the device listens.
+    /// Makes a configuration with an address of this host, the only one on which the device listens. Peers send to it, so that
+    /// an unspecified address (`0.0.0.0`, `::`) is refused when the device is opened.
     pub const fn new(address: IpAddr) -> Self {
         Self { address, base_port: 22_016, mtu: 1500 }
     }
 
     /// Checks the settings.
     pub(super) fn check(self) -> Result<Self, DatagramError> {
+        // Peers learn it and send to it.
+        if self.address.is_unspecified() || self.address.is_multicast() {
+            let wanted = "an address of one interface of this host, which peers can send to";
+            return Err(DatagramError::WrongNode { node: self.address.into(), wanted });
+        }
         if self.base_port == 0 || self.base_port > u16::MAX - 255 {
             let range = "between 1 and 65280";
             let value = self.base_port.into();

@@ -14,6 +14,15 @@ use crate::vi::{DisconnectReason, Reliability, ViError};
 /// The shortest frame limit that a configuration may set, in bytes.
 pub(super) const FRAME_BYTES_MIN: u32 = 128;
 
+/// Returns what to do about a missing rank, if that is known.
+const fn remedy(size: u32) -> &'static str {
+    if size == 1 {
+        ": this process runs alone; start all ranks with `vigie-run -n N PROGRAM`"
+    } else {
+        ""
+    }
+}
+
 /// The most announced messages that a configuration may allow.
 pub(super) const ANNOUNCED_MAX: u32 = 1 << 20;
 
@@ -175,7 +184,7 @@ pub enum EngineError {
         what: &'static str,
     },
     /// There is no such rank, or it is this one.
-    #[error("there is no rank {rank} among {size}, or it is this one")]
+    #[error("there is no rank {rank} among {size}, or it is this one{}", remedy(*size))]
     NoSuchRank {
         /// The rank that was asked for.
         rank: u32,
@@ -200,7 +209,7 @@ pub enum EngineError {
 #[non_exhaustive]
 pub enum SendError {
     /// No such rank.
-    #[error("there is no rank {rank} among {size}")]
+    #[error("there is no rank {rank} among {size}{}", remedy(*size))]
     NoSuchRank {
         /// The rank that was asked for.
         rank: u32,

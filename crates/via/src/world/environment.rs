@@ -12,9 +12,11 @@ pub(super) const PMI_FD: &str = "PMI_FD";
 const PMI_RANK: &str = "PMI_RANK";
 const PMI_SIZE: &str = "PMI_SIZE";
 
+const NO_RENDEZVOUS: &str = "there is no `VIGIE_RENDEZVOUS` at which they meet";
+
 /// Launchers that pass the number of ranks, but in a protocol that is not supported here.
 const FOREIGN: [(&str, &str); 4] = [
-    (SIZE_VARIABLE, "there is no `VIGIE_RENDEZVOUS` at which they meet"),
+    (SIZE_VARIABLE, NO_RENDEZVOUS),
     ("SLURM_STEP_NUM_TASKS", "srun was not told to bring them together: take `srun --mpi=pmi2`"),
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's launcher speaks PMIx, which is not spoken here"),
     (PMI_SIZE, "there is no `PMI_FD` on which to speak with their launcher"),
@@ -69,6 +71,10 @@ pub(super) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launch
             let problem = format!("it tells of {} ranks, but {problem}", value.display());
             return Err(WorldError::Environment { variable: name, problem });
         }
+    }
+    if let Some(rank) = variable(RANK_VARIABLE).filter(|rank| rank != "0") {
+        let problem = format!("it is rank {}, but {NO_RENDEZVOUS}", rank.display());
+        return Err(WorldError::Environment { variable: RANK_VARIABLE, problem });
     }
     Ok(Launcher::None)
 }
@@ -149,6 +155,7 @@ mod tests {
             (&[&TCP[..], &[("VIGIE_SECRET_FILE", "/none")]].concat(), "VIGIE_SECRET_FILE"),
             (&[&TCP[..], &[("VIGIE_SECRET_FILE", "/dev/null")]].concat(), "VIGIE_SECRET_FILE"),
             (&[("VIGIE_RANK", "1"), ("VIGIE_SIZE", "2")], "VIGIE_SIZE"),
+            (&[("VIGIE_RANK", "1")], "VIGIE_RANK"),
             (&[("SLURM_STEP_NUM_TASKS", "4")], "SLURM_STEP_NUM_TASKS"),
             (&[("OMPI_COMM_WORLD_SIZE", "4")], "OMPI_COMM_WORLD_SIZE"),
         ] {
