@@ -80,7 +80,9 @@ impl fmt::Display for RegisterError {
             Self::Panicked { message } => {
                 write!(f, "the detector could not be registered: {message}")
             }
-            Self::ServerClosed => f.write_str("the detection server has been shut down"),
+            Self::ServerClosed => {
+                f.write_str("the runtime or detection server of this handle has been shut down")
+            }
             Self::TooManyHandles { limit } => {
                 write!(f, "the detection server holds its maximum of {limit} handles")
             }
@@ -124,7 +126,9 @@ pub enum WaitError {
 impl fmt::Display for WaitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ServerClosed => f.write_str("the detection server has been shut down"),
+            Self::ServerClosed => {
+                f.write_str("the runtime or detection server of this handle has been shut down")
+            }
             Self::Failed(error) => write!(f, "the detector failed the request: {error}"),
             Self::Panicked { callback, message } => {
                 write!(f, "the detector panicked in `{callback}`: {message}")

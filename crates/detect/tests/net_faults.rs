@@ -705,6 +705,8 @@ fn a_text_without_a_port_is_named() {
                 let message = error.to_string();
                 assert!(message.contains(&format!("{text:?}")), "{message}");
                 assert!(message.contains("host:port"), "{message}");
+                let has_port = text.starts_with("localhost:");
+                assert_eq!(message.contains("not a number of 0 to 65535"), has_port, "{message}");
             }
         }
     }
@@ -712,6 +714,8 @@ fn a_text_without_a_port_is_named() {
         each_is_named().await;
         let found = lookup_host("::1:80").await.expect("it is a number");
         assert_eq!(found.collect::<Vec<_>>(), [SocketAddr::from((Ipv6Addr::LOCALHOST, 80))]);
+        let error = lookup_host("no-host.invalid:80").await.expect_err("reserved for no host");
+        assert!(error.to_string().starts_with("no-host.invalid: "), "{error}");
     });
     Simulation::new(1).block_on(each_is_named()).expect("it ends");
 }

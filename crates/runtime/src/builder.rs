@@ -131,7 +131,12 @@ impl fmt::Display for BuildError {
                 refusal::cause(Resource::Descriptor, error)
             ),
             Self::MetricsSocket(ServeError::Io { path, source }) => {
-                write!(f, "the metrics socket {} could not be created: {source}", path.display())
+                let remedy = match source.kind() {
+                    io::ErrorKind::NotFound => ": create its folder first",
+                    _ => "",
+                };
+                let path = path.display();
+                write!(f, "the metrics socket {path} could not be created: {source}{remedy}")
             }
             Self::MetricsSocket(error) => {
                 write!(f, "the metrics socket could not be created: {error}")

@@ -26,6 +26,12 @@ impl Methods {
     /// [`Server::raise`](crate::Server::raise) alone.
     pub const SIGNAL: Self = Self(16);
 
+    /// Returns the set without a method, to which others are added with `|`.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self(0)
+    }
+
     /// Returns whether all methods of `other` are in this set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {

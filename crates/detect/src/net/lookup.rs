@@ -194,7 +194,9 @@ pub(super) async fn resolve(
     let lookup = Arc::new(Lookup::default());
     let filler = Fill(Arc::clone(&lookup));
     let job = move || {
-        filler.0.finish((&*name, port).to_socket_addrs());
+        // The resolver's error does not say which name it means.
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{name}: {error}"));
+        filler.0.finish((&*name, port).to_socket_addrs().map_err(named));
     };
     match server.or(current.as_ref()) {
         Some(server) => server.run_blocking(Box::new(job))?,
@@ -212,13 +214,16 @@ fn host_and_port(text: &str) -> io::Result<(Box<str>, u16)> {
     // The last group of an IPv6 address is no port, but for std: "::1:80" may be read as "[::1]:80".
     let is_ip = |text: &str| text.parse::<IpAddr>().is_ok();
     let parts = text.rsplit_once(':').filter(|(host, _)| !is_ip(text) || is_ip(host));
-    let parsed = parts.and_then(|(host, port)| Some((host.into(), port.parse().ok()?)));
-    parsed.ok_or_else(|| {
+    let invalid = |problem| {
         let text = format!(
-            "{text:?} is no socket address: it must be host:port, such as \"localhost:80\" or \"[::1]:80\""
+            "{text:?} {problem}: an address is host:port, such as \"localhost:80\" or \"[::1]:80\""
         );
         io::Error::new(io::ErrorKind::InvalidInput, text)
-    })
+    };
+    let (host, port) = parts.ok_or_else(|| invalid("has no port"))?;
+    let port =
+        port.parse().map_err(|_| invalid("has a port that is not a number of 0 to 65535"))?;
+    Ok((host.into(), port))
 }
 
 /// Looks up the name of a node of the simulated network.

@@ -39,7 +39,7 @@ impl Rule {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rule {}", self.number())
+        write!(f, "rule {} of `Detector`", self.number())
     }
 }
 
