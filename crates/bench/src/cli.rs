@@ -262,7 +262,12 @@ impl Goals {
         let not_met: Vec<_> = checked.iter().filter(|goal| !goal.verdict.is_met()).collect();
         println!("{} of {} goals met", checked.len() - not_met.len(), checked.len());
         for goal in &not_met {
-            println!("  again: {}", goal.goal.command);
+            let [_, case, figure, ..] = goal.cells();
+            println!("  {case}, {figure}");
+            println!("    again: {}", goal.goal.command);
+            if let Some(reason) = goal.unmeasured_because() {
+                println!("    not measured: {reason}");
+            }
             if let Some((known, reason)) = goal.shortfall() {
                 println!("    known ({}): {}\n    {}", known.measured, reason.text, reason.page);
             }

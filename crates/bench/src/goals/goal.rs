@@ -241,6 +241,14 @@ impl Checked {
         self.goal.known.as_ref().zip(self.reason).filter(|_| !self.verdict.is_met())
     }
 
+    /// Returns why there is no figure, if there is none.
+    pub(crate) fn unmeasured_because(&self) -> Option<&str> {
+        match &self.verdict {
+            Verdict::Unmeasured(reason) => Some(reason),
+            Verdict::Met(_) | Verdict::Missed(_) => None,
+        }
+    }
+
     /// Returns goal and figure for a result file.
     pub(crate) fn to_json(&self) -> Value {
         let Goal { area, case, command, figure, bound, .. } = self.goal;
@@ -257,7 +265,11 @@ impl Checked {
         let Goal { area, case, figure, bound, .. } = self.goal;
         let value = self.verdict.value().map_or_else(|| "–".to_owned(), three_digits);
         let known = if self.shortfall().is_some() { " (known)" } else { "" };
-        let verdict = format!("{}{known}", self.verdict);
+        let verdict = match &self.verdict {
+            // The reason does not fit into a column; it is shown below the table.
+            Verdict::Unmeasured(_) => "NOT MEASURED".to_owned(),
+            verdict => format!("{verdict}{known}"),
+        };
         [area.to_string(), case.clone(), figure.clone(), bound.to_string(), value, verdict]
     }
 }
