@@ -302,6 +302,10 @@ fn strangers() {
     assert_eq!([first.code(), second.code()], [Some(0); 2]);
     let (code, said) = server.end();
     assert_eq!(code, Some(0), "{said}");
+    for reason in ["it has another secret", "its world has another size", "has joined as this rank"]
+    {
+        assert!(said.contains(reason), "{said}");
+    }
     let counted = said.split_once("not let in: ").expect(&said).1.trim_end();
     assert!(counted.parse::<u32>().expect(&said) >= 3, "{said}");
     drop(callers);

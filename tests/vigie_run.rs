@@ -6,6 +6,7 @@ use std::{
     env,
     io::{BufRead, BufReader, Read, Write},
     os::{fd::OwnedFd, unix::process::ExitStatusExt},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -295,6 +296,16 @@ fn bad_input() {
         assert!(ended.stderr.contains(message), "{arguments:?}: {}", ended.stderr);
         assert!(ended.stdout.is_empty(), "{arguments:?}");
     }
+    let folder = Path::new(env!("CARGO_BIN_EXE_vigie-run")).parent().expect("a folder");
+    let mut command = launcher();
+    let job = Job::of(command.current_dir(folder).env("PATH", "/usr/bin:/bin").args([
+        "-n",
+        "1",
+        "vigie-run",
+    ]));
+    let ended = job.wait();
+    assert_eq!(ended.code(), 127, "{}", ended.stderr);
+    assert!(ended.stderr.contains("is `./vigie-run`"), "{}", ended.stderr);
     let script = format!("ulimit -n 64; exec {} -n 100 true", env!("CARGO_BIN_EXE_vigie-run"));
     let ended = Job::of(Command::new("sh").args(["-c", &script])).wait();
     assert_eq!(ended.code(), 2, "{}", ended.stderr);
@@ -321,11 +332,12 @@ fn all_end_when_one_dies() {
     processes.iter().for_each(wait_for);
 }
 
-/// Goal: `--timeout` ends the job with 124. Method: ranks without end.
+/// Goal: `--timeout` ends the job with 124, and names the ranks that had not ended. Method: two ranks without end.
 #[test]
 fn job_takes_too_long() {
     let ended = run(&["-n", "2", "--timeout", "0.05", "sh", "-c", IDLE]);
     assert_eq!(ended.code(), 124, "{}", ended.stderr);
+    assert!(ended.stderr.contains("still running: ranks 0, 1"), "{}", ended.stderr);
 }
 
 /// Returns whether this process ignores `signal`, as the launcher and its ranks do then.
@@ -581,6 +593,11 @@ fn foreign_holder_of_output() {
     kill_process(foreign, Signal::KILL).expect("it has outlived the job");
     wait_for(&exit);
     assert_eq!(ended.code(), 143, "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("signal 15 (SIGTERM) received, and passed on"),
+        "{}",
+        ended.stderr
+    );
     assert_eq!(ended.stdout, [b"[0] partial\n"]);
 }
 

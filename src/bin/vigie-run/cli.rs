@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::{
+    env,
     ffi::{OsStr, OsString},
     net::SocketAddr,
     ops::Range,
@@ -18,7 +19,7 @@ pub(crate) const RANKS_MAX: u32 = 1024;
 #[derive(Debug, Parser)]
 #[command(name = "vigie-run", version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
-    /// Number of ranks of the job, on all hosts together: 1 to 1024.
+    /// Number of ranks of the job, on all hosts together: 1 to 1024. As the first argument, `-np N` is the same.
     #[arg(short = 'n', long = "ranks", value_name = "N", allow_negative_numbers = true,
           value_parser = value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     pub(crate) ranks: u32,
@@ -88,7 +89,7 @@ pub(crate) struct Cli {
 impl Cli {
     /// Parses and checks the arguments of this process, or exits with an error.
     pub(crate) fn from_process() -> Self {
-        let cli = Self::parse();
+        let cli = Self::parse_from(with_mpi_spelling(env::args_os()));
         if let Err(error) = cli.check() {
             error.exit();
         }
@@ -143,6 +144,14 @@ pub(crate) enum BindTo {
     None,
     /// One processor for each rank, in turn over those that the launcher may use; a message says if ranks share a processor.
     Core,
+}
+
+/// Reads `vigie-run -np 4 PROGRAM`, as users of MPI write it, as `-n 4`.
+fn with_mpi_spelling(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let is_mpi = |at: usize, argument: &OsStr| at == 1 && argument == "-np";
+    arguments
+        .enumerate()
+        .map(move |(at, argument)| if is_mpi(at, &argument) { "-n".into() } else { argument })
 }
 
 const AFTER_HELP: &str = "\
@@ -228,6 +237,15 @@ mod tests {
         let (program, arguments) = cli.program_and_arguments();
         assert_eq!((cli.ranks, program.to_str()), (2, Some("prog")));
         assert_eq!(arguments, ["-n", "--help", "--", "x"]);
+    }
+
+    /// Goal: the spelling of MPI launchers is understood, and a program may have it as an argument of its own. Method: both.
+    #[test]
+    fn mpi_spelling() {
+        let arguments = ["vigie-run", "-np", "2", "prog", "-np", "3"].map(OsString::from);
+        let cli = Cli::try_parse_from(with_mpi_spelling(arguments.into_iter())).unwrap();
+        assert_eq!((cli.ranks, cli.program_and_arguments().1.len()), (2, 2));
+        assert_eq!(cli.program_and_arguments().1[0], "-np");
     }
 
     /// Goal: combinations of arguments are checked. Method: valid and invalid ones.

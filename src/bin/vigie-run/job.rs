@@ -1,11 +1,12 @@
 //! The job: from the start of the first rank to the end of the last.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fmt,
     future::{Future, poll_fn},
     io, mem,
     net::SocketAddr,
+    path::Path,
     pin::pin,
     rc::Rc,
     task::Poll,
@@ -20,7 +21,7 @@ use vigie::{
     detectors::readiness::Direction,
     spawn_local,
     time::{Instant, sleep},
-    via::world::{self, Identity, RankExit, tcp::SCHEME},
+    via::world::{self, Identity, JoinRefusal, RankExit, tcp::SCHEME},
 };
 
 use crate::{
@@ -39,7 +40,7 @@ use crate::{
 /// The reason why a job could not be started.
 #[derive(Debug, Error)]
 pub(crate) enum RunError {
-    #[error("`{}` cannot be run: {source}", program.display())]
+    #[error("`{}` cannot be run: {source}{}", program.display(), remedy(program, source))]
     Program { program: OsString, source: io::Error },
     #[error("rank {number} cannot be started: {source}; ask for fewer, or raise the limits")]
     Resources { number: u32, source: io::Error },
@@ -56,6 +57,18 @@ pub(crate) enum RunError {
     Launcher(#[from] io::Error),
     #[error("the launcher cannot be started: {0}")]
     Runtime(#[from] BuildError),
+}
+
+/// Returns what to do about a program that cannot be run, if that is known.
+fn remedy(program: &OsStr, source: &io::Error) -> String {
+    let is_here = source.kind() == io::ErrorKind::NotFound
+        && Path::new(program).components().count() == 1
+        && Path::new(program).is_file();
+    if is_here {
+        format!("; the one in this directory is `./{}`", program.display())
+    } else {
+        String::new()
+    }
 }
 
 impl RunError {
@@ -115,6 +128,8 @@ pub(crate) enum JobEvent {
     Signal(i32),
     /// All ranks of the rendezvous have departed.
     AllDeparted,
+    /// The listener has refused this caller, which may not know the secret.
+    Rejected(SocketAddr, Option<JoinRefusal>),
     /// `--arrival` has expired.
     ArrivalOver,
     /// `--timeout` has expired.
@@ -199,9 +214,9 @@ impl Job {
             rendezvous_address::secret(file)?;
             self.rendezvous_address = Some(RendezvousAddress::new(address, file));
         } else if let Some(address) = self.cli.listen {
-            let (secret, rendezvous) =
-                (rendezvous_address::secret(file)?, Rc::clone(&self.rendezvous));
-            let listener = RankListener::open(address, secret, self.cli.ranks, rendezvous);
+            let secret = rendezvous_address::secret(file)?;
+            let (rendezvous, mailbox) = (Rc::clone(&self.rendezvous), Rc::clone(&self.mailbox));
+            let listener = RankListener::open(address, secret, self.cli.ranks, rendezvous, mailbox);
             let listener = listener.map_err(|source| RunError::Listen { address, source })?;
             let address = listener.address();
             self.rendezvous_address = Some(RendezvousAddress::new(address, file));
@@ -273,13 +288,23 @@ impl Job {
                 JobEvent::Signal(number) => self.pass_on(number),
                 JobEvent::TimedOut => {
                     let time = self.cli.timeout.unwrap_or_default();
-                    self.log(&format!("the job has taken longer than {time:?}; ending it"));
+                    let running = self.running();
+                    self.log(&format!(
+                        "the job has taken longer than {time:?}; ending it (still running: {})",
+                        RankList(&running)
+                    ));
                     self.code.get_or_insert(TIMED_OUT_CODE);
                     self.skips_drain = true;
                     self.listener = None;
                     self.end_all();
                 }
                 JobEvent::GraceOver => self.signal_all(Signal::KILL),
+                JobEvent::Rejected(caller, Some(why)) => {
+                    self.log(&format!("a rank at {caller} was refused: {why}"));
+                }
+                JobEvent::Rejected(caller, None) => self.log(&format!(
+                    "a caller at {caller} was refused: it has another secret, or is no rank"
+                )),
                 JobEvent::ArrivalOver => self.give_up_missing(),
                 JobEvent::AllDeparted => self.close_listener().await,
             }
@@ -374,6 +399,12 @@ impl Job {
         }
     }
 
+    /// Returns this host's ranks that have not ended.
+    fn running(&self) -> Vec<world::Rank> {
+        let ranks = self.cli.here().zip(&self.ranks);
+        ranks.filter(|(_, rank)| rank.is_some()).map(|(number, _)| world::Rank(number)).collect()
+    }
+
     fn reap(&mut self, index: usize) -> Result<(), RunError> {
         let Some(slot) = self.ranks.get_mut(index) else { return Ok(()) };
         let Some(rank) = slot.take() else { return Ok(()) };
@@ -412,6 +443,9 @@ impl Job {
                 self.signal_all(Signal::KILL);
                 return;
             }
+        }
+        if is_end(number) {
+            self.log(&format!("{} received, and passed on to the ranks", signals::name(number)));
         }
         self.signal_all(signal);
         if is_end(number) && self.ranks.iter().all(Option::is_none) {

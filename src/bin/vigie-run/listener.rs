@@ -3,7 +3,13 @@
 //! Bounds: at most [`UNAUTHENTICATED_MAX`] callers are unauthenticated at once, each for at most
 //! [`AUTHENTICATION_TIMEOUT`] and with as many bytes as an answer has; further ones are disconnected immediately.
 
-use std::{cell::Cell, io, net::SocketAddr, rc::Rc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    net::SocketAddr,
+    rc::Rc,
+    time::Duration,
+};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,7 +21,7 @@ use vigie::{
     via::{
         software_nic::Secret,
         world::{
-            Rank,
+            JoinRefusal, Rank,
             tcp::{
                 handshake::{ANSWER_BYTES, Challenger, HandshakeVerdict, Session},
                 set_socket_options,
@@ -24,7 +30,7 @@ use vigie::{
     },
 };
 
-use crate::rendezvous::Rendezvous;
+use crate::{job::JobEvent, mailbox::Mailbox, rendezvous::Rendezvous};
 
 /// The maximum number of unauthenticated callers.
 pub(crate) const UNAUTHENTICATED_MAX: u32 = 64;
@@ -33,6 +39,9 @@ const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time for which accepting pauses after a failure: descriptors may have run out.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
+/// The most refusals for the same reason that are reported one by one.
+const REPORTED_MAX: usize = 3;
+
 /// A listener of the rendezvous.
 pub(crate) struct RankListener {
     listener: TcpListener,
@@ -40,8 +49,11 @@ pub(crate) struct RankListener {
     secret: Secret,
     size: u32,
     rendezvous: Rc<Rendezvous>,
+    mailbox: Rc<Mailbox<JobEvent>>,
     unauthenticated: Cell<u32>,
     rejected: Cell<u64>,
+    /// The reasons that were reported.
+    reported: RefCell<Vec<Option<JoinRefusal>>>,
 }
 
 impl RankListener {
@@ -51,6 +63,7 @@ impl RankListener {
         secret: Secret,
         size: u32,
         rendezvous: Rc<Rendezvous>,
+        mailbox: Rc<Mailbox<JobEvent>>,
     ) -> io::Result<Rc<Self>> {
         let listener = TcpListener::bind_on(&Server::current()?, address)?;
         let listener = Rc::new(Self {
@@ -59,8 +72,10 @@ impl RankListener {
             secret,
             size,
             rendezvous,
+            mailbox,
             unauthenticated: Cell::new(0),
             rejected: Cell::new(0),
+            reported: RefCell::new(Vec::new()),
         });
         spawn_local(Rc::clone(&listener).accept_loop()).detach();
         Ok(listener)
@@ -83,12 +98,13 @@ impl RankListener {
         loop {
             match self.listener.accept().await {
                 Ok(_) if self.unauthenticated.get() >= UNAUTHENTICATED_MAX => self.reject(),
-                Ok((socket, _)) => {
+                Ok((socket, caller)) => {
                     self.unauthenticated.set(self.unauthenticated.get() + 1);
                     let listener = Rc::clone(&self);
                     let authenticating = spawn_local(async move {
                         let authenticated =
-                            timeout(AUTHENTICATION_TIMEOUT, listener.authenticate(socket)).await;
+                            timeout(AUTHENTICATION_TIMEOUT, listener.authenticate(socket, caller))
+                                .await;
                         listener.unauthenticated.set(listener.unauthenticated.get() - 1);
                         if !matches!(authenticated, Ok(Ok(true))) {
                             listener.reject();
@@ -102,7 +118,7 @@ impl RankListener {
     }
 
     /// Lets a caller prove which rank it is. Returns whether it was accepted.
-    async fn authenticate(&self, mut socket: TcpStream) -> io::Result<bool> {
+    async fn authenticate(&self, mut socket: TcpStream, caller: SocketAddr) -> io::Result<bool> {
         set_socket_options(&socket)?;
         let mut nonce = [0; 16];
         getrandom(&mut nonce[..], GetRandomFlags::empty())?;
@@ -116,11 +132,26 @@ impl RankListener {
                 self.hand_over(rank, socket, &bytes, &session)?;
                 Ok(true)
             }
-            HandshakeVerdict::Refused { bytes, .. } | HandshakeVerdict::Stranger { bytes } => {
+            HandshakeVerdict::Refused { bytes, why } => {
+                self.report(caller, Some(why));
+                socket.write_all(&bytes).await?;
+                Ok(false)
+            }
+            HandshakeVerdict::Stranger { bytes } => {
+                self.report(caller, None);
                 socket.write_all(&bytes).await?;
                 Ok(false)
             }
             _ => Ok(false),
+        }
+    }
+
+    /// Lets the job say why a caller was refused, for the first of each reason. `None`: it does not know the secret.
+    fn report(&self, caller: SocketAddr, why: Option<JoinRefusal>) {
+        let mut reported = self.reported.borrow_mut();
+        if reported.iter().filter(|&&reason| reason == why).count() < REPORTED_MAX {
+            reported.push(why);
+            self.mailbox.post(JobEvent::Rejected(caller, why));
         }
     }
 
