@@ -220,6 +220,7 @@ fn host_and_port(text: &str) -> io::Result<(Box<str>, u16)> {
         );
         io::Error::new(io::ErrorKind::InvalidInput, text)
     };
+    let parts = parts.filter(|_| !text.ends_with(']'));
     let (host, port) = parts.ok_or_else(|| invalid("has no port"))?;
     let port =
         port.parse().map_err(|_| invalid("has a port that is not a number of 0 to 65535"))?;
