@@ -288,11 +288,11 @@ impl Job {
                 JobEvent::Signal(number) => self.pass_on(number),
                 JobEvent::TimedOut => {
                     let time = self.cli.timeout.unwrap_or_default();
+                    self.log(&format!("the job has taken longer than {time:?}; ending it"));
                     let running = self.running();
-                    self.log(&format!(
-                        "the job has taken longer than {time:?}; ending it (still running: {})",
-                        RankList(&running)
-                    ));
+                    if !running.is_empty() {
+                        self.log(&format!("still running: {}", RankList(&running)));
+                    }
                     self.code.get_or_insert(TIMED_OUT_CODE);
                     self.skips_drain = true;
                     self.listener = None;

@@ -20,6 +20,8 @@ use crate::{
 const VALUE_BYTES_MAX: usize = 4096;
 /// The time that an unknown connection may take to identify itself.
 const HELLO_TIME: Duration = Duration::from_secs(2);
+/// The most callers that are logged when they are turned away.
+const LOGGED_MAX: u32 = 10;
 /// Time between two attempts to reach rank 0.
 const CONNECT_RETRY: Duration = Duration::from_millis(20);
 
@@ -196,7 +198,9 @@ impl TcpBootstrap {
             };
             // Rank 0 keeps waiting for the others.
             self.rejected_count = self.rejected_count.saturating_add(1);
-            tracing::warn!(%caller, reason, "a caller of a barrier's meeting was turned away");
+            if self.rejected_count <= LOGGED_MAX {
+                tracing::warn!(%caller, reason, "a caller of a barrier's meeting was turned away");
+            }
         }
         Ok(())
     }
@@ -218,7 +222,7 @@ impl TcpBootstrap {
         } else if size != self.size {
             format!("it is {rank} of a group of {size}, and this one has {} members", self.size)
         } else if rank.0 == 0 || rank.0 >= size {
-            format!("a group of {size} has no second {rank}")
+            format!("it says that it is {rank}, and members 1 to {} join", size.saturating_sub(1))
         } else {
             return Ok(rank);
         };

@@ -90,7 +90,7 @@ pub enum FormationError {
     },
     /// Members did not come in time; reported by rank 0.
     #[error(
-        "{ranks} missing at {address}{}: were they all started, can they reach it, and do they have the same size and secret?",
+        "{ranks} missing at {address}: were they all started, can they reach it, and do they have the same size and secret?{}",
         rejected(*rejected_count)
     )]
     Missing {
@@ -98,8 +98,8 @@ pub enum FormationError {
         address: SocketAddr,
         /// The members that did not come, or were turned away.
         ranks: LostRanks,
-        /// The callers that were turned away, since their secret, size or rank was a different one; the log has the reason of
-        /// each.
+        /// The callers that were turned away, since their secret, size or rank was a different one. The log has the reasons of the
+        /// first ten.
         rejected_count: u32,
     },
     /// Rank 0 closed the connection: it has another secret, another size, a member with this rank already, or has
@@ -140,7 +140,7 @@ fn rejected(count: u32) -> String {
     match count {
         0 => String::new(),
         count => format!(
-            ", and {count} callers were turned away for another secret, size or rank (each is logged as a warning)"
+            " Callers turned away for another secret, size or rank: {count} (warnings in the log name the first ten)"
         ),
     }
 }

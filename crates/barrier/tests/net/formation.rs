@@ -114,14 +114,17 @@ fn a_wrong_secret_is_told() {
     let address = free();
     let member = |rank: u32, secret| {
         let builder = NetBarrier::builder().server(host.server()).network(place.config(rank));
-        let builder = builder.formation_timeout(Duration::from_secs(2)).secret([secret; 32]);
+        let builder = builder.formation_timeout(Duration::from_secs(5)).secret([secret; 32]);
         builder.form_at(address, Rank(rank), 2)
     };
     on_threads(async {
         let (first, second) = tokio::join!(member(0, 1), member(1, 2));
         let (first, second) = (first.expect_err("missing"), second.expect_err("refused"));
         assert!(matches!(first, FormationError::Missing { rejected_count: 1, .. }), "{first:?}");
-        assert!(first.to_string().contains("turned away for another secret"), "{first}");
+        assert!(
+            first.to_string().contains("turned away for another secret, size or rank: 1"),
+            "{first}"
+        );
         assert!(matches!(second, FormationError::Refused { .. }), "{second:?}");
     });
 }

@@ -327,6 +327,18 @@ mod tests {
     }
 
     #[test]
+    fn reasons_stay_out_of_the_table() {
+        // Goal: a long reason why there is no figure does not widen the table, and is not lost. Method: too few samples, and a miss.
+        let goal: &'static Goal = Box::leak(Box::new(goal("≤ 1.3", VALUE)));
+        let check =
+            |samples| Checked { goal, reason: None, verdict: goal.evaluate(&row(1.4, samples)) };
+        assert_eq!(check(9).cells()[5], "NOT MEASURED");
+        assert_eq!(check(9).unmeasured_because(), Some("9 samples, 10 are needed"));
+        assert_eq!(check(10).cells()[5], "MISSED");
+        assert_eq!(check(10).unmeasured_because(), None);
+    }
+
+    #[test]
     fn a_lower_percentile_can_only_miss() {
         // Goal: a system so slow that its samples are few has missed its goal; one that is not slow but
         // has few samples has met nothing. Method: a row without the percentile, on both sides of a limit.

@@ -126,7 +126,8 @@ impl Policy for Fixed {
 pub struct Adaptive {
     /// The interval between polls for readiness events while tasks run. Default 50 µs.
     pub every: Duration,
-    /// The longest time to poll before a sleep. Default 10 µs; with zero it never polls first.
+    /// The longest time to poll before a sleep. Default 10 µs; with zero it never polls first. Beside other programs, waits for
+    /// peers with a core each poll for longer, twice [`WaitPlan::sleep`](crate::WaitPlan::sleep), and then yield no core.
     pub spin_max: Duration,
     /// The shortest time between two polls of a detector that cannot announce. Default 5 µs.
     pub interval_min: Duration,

@@ -123,14 +123,14 @@ const CHAIN_MAX: u32 = 8;
 const CROWD_CHAIN_MAX: u32 = 64;
 
 /// Peers with a core each do not offer it beside other programs: a program that takes it keeps it until the kernel's next tick, some
-/// milliseconds, where the awaited peer answers within microseconds. They poll for this many times as long as two sleeps take: a wake-up
-/// waits for the other programs, too, now and then for milliseconds.
+/// milliseconds, where the awaited peer answers within microseconds. They poll for this many times as long as the sleeps take ([`WaitPlan::sleep`]): a
+/// wake-up waits for the other programs, too, now and then for milliseconds.
 const BESIDE_OTHERS: u32 = 2;
 
 impl WaitPlan {
     /// Returns the plan of [`Adaptive`](crate::Adaptive): see [`Policy::plan_wait`](crate::Policy::plan_wait).
     ///
-    /// `spin_max` is the longest time to poll; zero means no spin wait at all. `delay_weight` has
+    /// `spin_max` is the longest time to poll while nothing else needs the core; zero means no spin wait at all. `delay_weight` has
     /// the same meaning as there.
     pub(super) fn adaptive(
         situation: &WaitSituation,

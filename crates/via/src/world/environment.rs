@@ -12,7 +12,7 @@ pub(super) const PMI_FD: &str = "PMI_FD";
 const PMI_RANK: &str = "PMI_RANK";
 const PMI_SIZE: &str = "PMI_SIZE";
 
-const NO_RENDEZVOUS: &str = "there is no `VIGIE_RENDEZVOUS` at which they meet";
+const NO_RENDEZVOUS: &str = "there is no `VIGIE_RENDEZVOUS`, at which ranks meet";
 
 /// Launchers that pass the number of ranks, but in a protocol that is not supported here.
 const FOREIGN: [(&str, &str); 4] = [

@@ -67,7 +67,7 @@ pub enum WorldError {
     /// An environment variable does not lead to a launcher.
     #[error(
         "`{variable}` does not lead to the launcher: {problem}; start the program itself with \
-         `vigie-run`, `mpiexec.hydra` or `srun --mpi=pmi2`, or unset the launcher's variables (`VIGIE_RENDEZVOUS`, `PMI_FD`) to run it alone"
+         `vigie-run`, `mpiexec.hydra` or `srun --mpi=pmi2`, or unset the launcher's variables (`VIGIE_RENDEZVOUS`, `VIGIE_RANK`, `VIGIE_SIZE`, `PMI_FD`) to run it alone"
     )]
     Environment {
         /// The variable's name.
