@@ -7,7 +7,7 @@
 use std::{
     cell::RefCell,
     future::{Future, poll_fn},
-    pin::Pin,
+    pin::{Pin, pin},
     rc::Rc,
     sync::Arc,
     task::{Poll, Waker},
@@ -183,6 +183,21 @@ impl Kernel {
     pub(crate) async fn sleep(&self, thread: usize) {
         self.leave(thread);
         self.on_core(thread).await;
+    }
+
+    /// The same, but no longer than until `until`.
+    pub(crate) async fn sleep_until(&self, thread: usize, until: u64) {
+        self.leave(thread);
+        let mut timer = Some(Box::pin(self.wait_until(until)));
+        let mut on_core = pin!(self.on_core(thread));
+        poll_fn(|cx| {
+            if timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready()) {
+                timer = None;
+                self.wake(thread);
+            }
+            on_core.as_mut().poll(cx)
+        })
+        .await;
     }
 
     /// Sleeps inside a poll.

@@ -6,7 +6,10 @@ use vigie_detect::Instant;
 use super::{
     MS, US,
     census::world_and_queues,
-    hybrid::order::{OwnQueues, Parts, Turns},
+    hybrid::{
+        need::ReserveMode,
+        order::{OwnQueues, Parts, Turns},
+    },
     lane::{Lane, Rank},
     threads::REACTION_SLICE,
     world::World,
@@ -89,4 +92,40 @@ fn substitutes_pay_what_workers_owe() {
     let place = world.options.workers;
     let percent = percent_of_computation(&world, &queues[place], place, 100 * MS);
     assert!((22..=27).contains(&percent), "{percent} %");
+}
+
+/// Goal: a reserve thread goes on with a short task that has used up its share, then leaves it for so long that it has no more than a thread
+/// would, and goes on by itself. Method: such a task beside two workers, in polls of 0.1 ms, and how long the first turn and the pause last.
+#[test]
+fn short_tasks_come_in_turns() {
+    let (world, queues) = world_and_queues();
+    let place = world.options.workers;
+    let own = OwnQueues { reacting: &queues[place], worker: None };
+    let mut turns = Turns::new(place, REACTION_SLICE);
+    world.serves().store(ReserveMode::Short);
+    let wait = |task, now| {
+        let rank = Rank { place: now + 100 * MS, needs_ns: 0, is_short: true };
+        world.injected().compute.push(task, rank);
+    };
+
+    let begin = 1_000 * MS;
+    let mut now = begin;
+    wait(0, now);
+    while now < begin + 1_000 * MS
+        && let Some((task, _)) = turns.next_of_reserve(&world, &own, Instant::from_nanos(now))
+    {
+        now += 100 * US;
+        turns.record(&world, &own, Lane::Compute, 100 * US);
+        wait(task, now);
+    }
+
+    let (turn_ms, now) = ((now - begin) / MS, Instant::from_nanos(now));
+    let mut other = Turns::new(place + 1, REACTION_SLICE);
+    assert!(other.next_of_reserve(&world, &own, now).is_none());
+    assert_eq!(other.resumes_at(&world, now), None, "it has run none");
+    let until = turns.resumes_at(&world, now).expect("short tasks wait");
+    let pause = until - now;
+    assert!((15..=17).contains(&pause.as_millis()), "{pause:?} after {turn_ms} ms");
+    assert!((30..=34).contains(&turn_ms), "{turn_ms} ms");
+    assert!(turns.next_of_reserve(&world, &own, until).is_some());
 }

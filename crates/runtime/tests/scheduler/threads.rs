@@ -90,7 +90,7 @@ impl Thread {
             self.kernel.compute(place, CALL_NS).await;
             self.local.cause.set(Cause::Detection);
             self.local.switched_at.set(self.world.now());
-            self.park(false).await;
+            self.park(false, None).await;
             if self.turns.ends_sleep(&*self.world, &self.local.own(), false) {
                 self.world.note_idle();
                 return;
@@ -99,7 +99,7 @@ impl Thread {
     }
 
     /// `Parker::park`; returns whether the poller was free. A reserve thread sleeps there only.
-    async fn park(&self, is_reserve: bool) -> bool {
+    async fn park(&self, is_reserve: bool, until: Option<Instant>) -> bool {
         let (world, place) = (&*self.world, self.local.place);
         if world.parker(place).replace(Parker::Awake) == Parker::Notified {
             return true;
@@ -116,7 +116,10 @@ impl Thread {
             let is_awaited = || world.parker(place).get() == Parker::Called;
             let must_stay = is_reserve && self.turns.become_sentinel(world, is_awaited);
             if !world.has_events() && !must_stay {
-                self.kernel.sleep(place).await;
+                match until {
+                    Some(until) => self.kernel.sleep_until(place, until.as_nanos()).await,
+                    None => self.kernel.sleep(place).await,
+                }
             }
             self.local.switched_at.set(world.now());
             world.watchers.borrow_mut().retain(|watcher| *watcher != place);
@@ -300,7 +303,8 @@ impl Thread {
             }
             self.kernel.compute(place, CALL_NS).await;
             self.local.cause.set(Cause::Detection);
-            let is_free = self.park(true).await;
+            let until = self.turns.resumes_at(&*self.world, Instant::from_nanos(now));
+            let is_free = self.park(true, until).await;
             self.world.sentinel().give_up(place);
             if !is_free {
                 break;

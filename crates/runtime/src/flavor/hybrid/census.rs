@@ -205,7 +205,7 @@ impl Census {
         let may_try = need::may_try(parts.computing().len(), parts.serving_count());
         let short_waits = match serves {
             ReserveMode::Short => {
-                let limit = order::short_limit(parts.injected(), self.now);
+                let limit = order::short_limit(parts.injected(), self.now, false);
                 // Only where no task waits that was known before: each that is taken for short and is not holds a thread.
                 computing.clone().any(|queue| queue.has_short(limit))
                     || computing.any(|queue| {

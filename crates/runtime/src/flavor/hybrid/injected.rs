@@ -67,6 +67,33 @@ impl<T> Injected<T> {
         if is_congested { self.brief_ns.load(Ordering::Relaxed) } else { u64::MAX }
     }
 
+    /// A reserve thread has run a short task for `nanos` since `since` beside computing workers: together, such tasks get the part of the
+    /// processors that they would have if each task had a thread.
+    pub(super) fn charge_extra(
+        &self,
+        workers: usize,
+        (waiting, short): (usize, usize),
+        since: u64,
+        nanos: u64,
+    ) {
+        let short = 1 + short;
+        let all = short.max(1 + waiting) + workers;
+        let pause = u128::from(nanos) * all as u128 / (workers * short) as u128;
+        let pause = u64::try_from(pause).unwrap_or(EXTRA_PAUSE_MAX_NS);
+        // If another thread does the same, one of the two is lost.
+        let after = self.short_until.load(Ordering::Relaxed).max(since).saturating_add(pause);
+        let most = since.saturating_add(EXTRA_PAUSE_MAX_NS);
+        self.short_until.store(after.min(most), Ordering::Relaxed);
+    }
+
+    /// The same for a task of any kind beside endlessly computing workers, and the `waiting` ones: not one turn in two seconds.
+    pub(super) fn charge_any(&self, workers: usize, waiting: usize, since: u64, nanos: u64) {
+        let waiting = 1 + waiting;
+        let pause = u128::from(nanos) * (waiting + workers) as u128 / (workers * waiting) as u128;
+        let from = since.saturating_add(u64::try_from(pause).unwrap_or(u64::MAX)).max(1);
+        self.set_turn_of_any(from);
+    }
+
     /// From this time on, another task that need not be short gets its turn; zero: none does.
     pub(crate) fn set_turn_of_any(&self, from: u64) {
         self.any_from.store(from, Ordering::Relaxed);
@@ -83,8 +110,17 @@ impl<T> Injected<T> {
 /// A short task that has overdrawn its bucket by this much has used up its share: 3 ms.
 const USED_UP_NS: u64 = 60_000_000;
 
-/// Returns the last place in the compute lanes up to which reserve threads run short tasks at `now`.
-pub(crate) fn short_limit<T>(injected: &Injected<T>, now: u64) -> u64 {
-    let may_run_all = now >= injected.short_until.load(Ordering::Relaxed);
+/// The longest pause for which reserve threads leave such tasks to the workers.
+const EXTRA_PAUSE_MAX_NS: u64 = 20_000_000;
+
+/// A reserve thread goes on with such tasks until their pause would be this long: a few long turns switch less than many short ones, and
+/// fewer of a task's operations wait.
+const TURN_PAUSE_NS: u64 = 16_000_000;
+
+/// Returns the last place in the compute lanes up to which a reserve thread runs short tasks at `now`; `goes_on` says whether it has just
+/// run some.
+pub(crate) fn short_limit<T>(injected: &Injected<T>, now: u64, goes_on: bool) -> u64 {
+    let ahead = if goes_on { TURN_PAUSE_NS } else { 0 };
+    let may_run_all = now.saturating_add(ahead) >= injected.short_until.load(Ordering::Relaxed);
     if may_run_all { u64::MAX } else { now.saturating_add(USED_UP_NS) }
 }

@@ -55,9 +55,6 @@ const STEADY: Duration = Duration::from_millis(2);
 /// once for nothing. A sleep is short if it ends before the watchdog that was set when it began fires.
 const CONVERSATION: u8 = 4;
 
-/// The longest pause for which reserve threads leave such tasks to the workers.
-const EXTRA_PAUSE_MAX_NS: u64 = 20_000_000;
-
 /// The calling thread's own queues.
 pub(crate) struct OwnQueues<'a, T> {
     /// The reaction lane; empty for a reserve thread.
@@ -387,6 +384,8 @@ pub(crate) struct Turns {
     extra_since: Option<u64>,
     /// The time since which a reserve thread runs a task of any kind beside endlessly computing workers.
     any_since: Option<u64>,
+    /// A reserve thread runs short tasks beside computing workers, since it last slept without one that waits for its turn.
+    runs_short: bool,
 }
 
 impl Turns {
@@ -409,6 +408,7 @@ impl Turns {
             short_sleeps: 0,
             extra_since: None,
             any_since: None,
+            runs_short: false,
         }
     }
 
@@ -436,7 +436,7 @@ impl Turns {
 
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
-            self.computing = count_computing(parts).div_ceil(parts.computing().len());
+            self.computing = count_waiting(parts).0.div_ceil(parts.computing().len());
             self.relieve(parts, own, now);
         }
 
@@ -652,7 +652,7 @@ impl Turns {
 
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
-            self.computing = count_computing(parts);
+            self.computing = count_waiting(parts).0;
             self.is_relieved = self.may_leave(parts, now);
         }
         if self.is_relieved {
@@ -661,11 +661,11 @@ impl Turns {
 
         // If the coming poll sleeps, this says whether another thread may compute in the place of this one.
         parts.worker_slot(self.index).set_extra(!self.is_substitute);
-        let was_short = parts.worker_slot(self.index).take_serves_short();
+        self.runs_short |= parts.worker_slot(self.index).take_serves_short();
 
         let computes_first = self.share.first() == Lane::Compute;
         let compute = |turns: &mut Self| {
-            Some((turns.compute_of_reserve(parts, now.as_nanos(), was_short)?, Lane::Compute))
+            Some((turns.compute_of_reserve(parts, now.as_nanos())?, Lane::Compute))
         };
 
         if computes_first && let Some(next) = compute(self) {
@@ -680,12 +680,7 @@ impl Turns {
         if computes_first { None } else { compute(self) }
     }
 
-    fn compute_of_reserve<P: Parts>(
-        &mut self,
-        parts: &P,
-        now: u64,
-        was_short: bool,
-    ) -> Option<P::Task> {
+    fn compute_of_reserve<P: Parts>(&mut self, parts: &P, now: u64) -> Option<P::Task> {
         let mut queues = parts.computing().iter().chain([&parts.injected().compute]);
         if !self.is_substitute {
             self.is_substitute = parts.blocked().substitute();
@@ -696,7 +691,7 @@ impl Turns {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
         } else {
             match parts.serves().load() {
-                ReserveMode::NoMoreShort if !was_short => None,
+                ReserveMode::NoMoreShort if !self.runs_short => None,
                 ReserveMode::AnyOne
                     if parts
                         .serves()
@@ -710,7 +705,7 @@ impl Turns {
                     task
                 }
                 ReserveMode::Short | ReserveMode::NoMoreShort | ReserveMode::AnyOne => {
-                    let limit = short_limit(parts.injected(), now);
+                    let limit = short_limit(parts.injected(), now, self.runs_short);
                     let task = queues.find_map(|queue| queue.pop_short(limit));
                     parts.worker_slot(self.index).set_serves_short(task.is_some());
                     self.extra_since = task.is_some().then_some(now);
@@ -719,6 +714,16 @@ impl Turns {
                 ReserveMode::Nothing => None,
             }
         }
+    }
+
+    /// A reserve thread that has run short tasks goes to sleep. Returns when it goes on with those that wait, and that have used up
+    /// their share for now: the supervisor would call a thread for them later, the later the more are caught.
+    pub(crate) fn resumes_at(&mut self, parts: &impl Parts, now: Instant) -> Option<Instant> {
+        let until = Instant::from_nanos(parts.injected().short_until.load(Ordering::Relaxed));
+        let mut queues = parts.computing().iter().chain([&parts.injected().compute]);
+        let is_early = self.runs_short && now < until;
+        self.runs_short = is_early && queues.any(|queue| queue.short_len() > 0);
+        self.runs_short.then_some(until)
     }
 
     /// A reserve thread stops computing in the place of a sleeping one.
@@ -828,10 +833,12 @@ impl Turns {
             self.reaction_ns = average(self.reaction_ns, used);
         }
         if let Some(since) = self.extra_since.take() {
-            charge_extra(parts, since, nanos);
+            let (workers, waiting) = (parts.computing().len(), count_waiting(parts));
+            parts.injected().charge_extra(workers, waiting, since, nanos);
         }
         if let Some(since) = self.any_since.take() {
-            charge_any(parts, since, nanos);
+            let (workers, (waiting, _)) = (parts.computing().len(), count_waiting(parts));
+            parts.injected().charge_any(workers, waiting, since, nanos);
         }
         let injected = &parts.injected().compute;
         let computing = match own.computing(parts) {
@@ -849,37 +856,10 @@ impl Turns {
     }
 }
 
-/// Returns how many tasks wait in all compute lanes.
-fn count_computing(parts: &impl Parts) -> usize {
-    let injected = &parts.injected().compute;
-    parts.computing().iter().chain([injected]).map(ComputeQueue::len).sum()
-}
-
-/// A reserve thread has run a short task for `nanos` beside computing workers: together, such tasks get the part of the processors
-/// that they would have if each task had a thread.
-fn charge_extra(parts: &impl Parts, since: u64, nanos: u64) {
+/// Returns how many tasks wait in all compute lanes, and how many of them are short.
+fn count_waiting(parts: &impl Parts) -> (usize, usize) {
     let queues = || parts.computing().iter().chain([&parts.injected().compute]);
-    let workers = parts.computing().len();
-    let waiting: usize = queues().map(ComputeQueue::len).sum();
-    let short = 1 + queues().map(ComputeQueue::short_len).sum::<usize>();
-    let all = short.max(1 + waiting) + workers;
-    let pause = u128::from(nanos) * all as u128 / (workers * short) as u128;
-    let pause = u64::try_from(pause).unwrap_or(EXTRA_PAUSE_MAX_NS);
-    // If another thread does the same, one of the two is lost.
-    let until = &parts.injected().short_until;
-    let after = until.load(Ordering::Relaxed).max(since).saturating_add(pause);
-    until.store(after.min(since.saturating_add(EXTRA_PAUSE_MAX_NS)), Ordering::Relaxed);
-}
-
-/// A reserve thread has run a task of any kind for `nanos` beside endlessly computing workers: together, such tasks get the part of
-/// the processors that they would have if each task had a thread, not one turn in two seconds.
-fn charge_any(parts: &impl Parts, since: u64, nanos: u64) {
-    let queues = parts.computing().iter().chain([&parts.injected().compute]);
-    let workers = parts.computing().len();
-    let waiting = 1 + queues.map(ComputeQueue::len).sum::<usize>();
-    let pause = u128::from(nanos) * (waiting + workers) as u128 / (workers * waiting) as u128;
-    let from = since.saturating_add(u64::try_from(pause).unwrap_or(u64::MAX)).max(1);
-    parts.injected().set_turn_of_any(from);
+    (queues().map(ComputeQueue::len).sum(), queues().map(ComputeQueue::short_len).sum())
 }
 
 /// The next task of a worker's compute lane, which injected tasks join.

@@ -195,12 +195,13 @@ impl Worker {
         }
         // A call that came before the sleep also means to stay awake.
         let mut is_free = true;
+        let until = self.turns.resumes_at(shared, now);
         let (index, turns, driver) = (self.index, &self.turns, &mut self.driver);
         shared.remotes[index].counters.count_sleep();
         self.local.begin_detection();
         shared.remotes[index].parker.park(|is_awaited| {
             let slept = contained("a sleep", || {
-                driver.park_unless(None, || turns.become_sentinel(shared, is_awaited))
+                driver.park_unless(until, || turns.become_sentinel(shared, is_awaited))
             });
             is_free = slept != Some(Detected::Busy);
             // It does not sleep on its own thread: the thread that occupies the poller watches.
