@@ -12,9 +12,12 @@ pub(crate) fn play(plan: &RankPlan) -> Result<(), Failure> {
     let own = own(&plan.carrier).map_err(Failure::runtime)?;
     let mut rank = (own.open)(&plan.context)?;
     for &measure in &plan.measures {
+        // The last operation once before it counts: connections are made when they are first needed, which `vigie-bench starts` measures.
         let measure_result = if plan.context.rank == 0 {
+            rank.stop(measure)?;
             stopwatch::lead(&mut *rank, measure, plan.budget)?
         } else {
+            rank.follow(measure)?;
             stopwatch::follow(&mut *rank, measure)?
         };
         print_result(&measure_result);
