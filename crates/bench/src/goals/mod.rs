@@ -91,7 +91,7 @@ mod tests {
     fn anchor(heading: &str) -> String {
         let kept = heading.trim_start_matches('#').trim().to_lowercase();
         kept.chars()
-            .filter(|letter| letter.is_alphanumeric() || " -".contains(*letter))
+            .filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter))
             .map(|letter| if letter == ' ' { '-' } else { letter })
             .collect()
     }
