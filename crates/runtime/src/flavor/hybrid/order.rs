@@ -619,6 +619,12 @@ impl Turns {
 
     // ------------------------------------------------------------------------ a reserve thread
 
+    /// A reserve thread was called.
+    pub(crate) const fn answer_call(&mut self, now: Instant) {
+        self.runs_short = false;
+        self.begin_service(now);
+    }
+
     /// A reserve thread was called, or woken in the poller.
     pub(crate) const fn begin_service(&mut self, now: Instant) {
         (self.called_at, self.is_relieved) = (now, false);
