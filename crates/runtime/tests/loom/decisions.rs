@@ -555,7 +555,7 @@ fn polls_are_guarded_by_what_waits() {
 
 /// Goal: short tasks that have used up their share get on reserve threads, all together, what a thread for each would
 /// give them; those that have not are not kept waiting. Method: one or three short ones beside six long ones and two
-/// workers, a poll of 100 µs, and both sides of the moment at which the next may run.
+/// workers, a poll of 100 µs, and both sides of the moment at which a thread that is called may run the next.
 #[test]
 fn short_tasks_take_no_more_than_their_share() {
     for (short_count, pause_ns) in [(1, 450_000), (3, 183_333)] {
@@ -573,9 +573,15 @@ fn short_tasks_take_no_more_than_their_share() {
             }
             let at = |nanos: u64| Instant::from_nanos(NOW.as_nanos() + nanos);
             let short = Some((Task::Ends, Lane::Compute));
+            // The thread rests, and is called again.
+            let call = |turns: &mut Turns, now| {
+                model.worker_slot(2).set_serves_short(false);
+                turns.answer_call(now);
+            };
             assert_eq!(turns.next_of_reserve(&*model, &own, NOW), short);
             turns.record(&*model, &own, Lane::Compute, 100_000);
             model.computing[0].push(Task::Ends, used_up);
+            call(&mut turns, at(100_000));
             assert_eq!(turns.next_of_reserve(&*model, &own, at(pause_ns - 1)), None);
             model.computing[0].push(Task::Ends, SHORT);
             assert_eq!(
@@ -587,6 +593,7 @@ fn short_tasks_take_no_more_than_their_share() {
             turns.record(&*model, &own, Lane::Compute, 1_000_000_000);
             model.computing[0].push(Task::Ends, used_up);
             let latest = pause_ns + 20_000_000;
+            call(&mut turns, at(pause_ns));
             assert_eq!(turns.next_of_reserve(&*model, &own, at(latest - 1)), None);
             assert_eq!(
                 turns.next_of_reserve(&*model, &own, at(latest)),
