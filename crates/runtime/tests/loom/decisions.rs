@@ -573,15 +573,10 @@ fn short_tasks_take_no_more_than_their_share() {
             }
             let at = |nanos: u64| Instant::from_nanos(NOW.as_nanos() + nanos);
             let short = Some((Task::Ends, Lane::Compute));
-            // The thread rests, and is called again.
-            let call = |turns: &mut Turns, now| {
-                model.worker_slot(2).set_serves_short(false);
-                turns.answer_call(now);
-            };
             assert_eq!(turns.next_of_reserve(&*model, &own, NOW), short);
             turns.record(&*model, &own, Lane::Compute, 100_000);
             model.computing[0].push(Task::Ends, used_up);
-            call(&mut turns, at(100_000));
+            turns.answer_call(&*model, at(100_000));
             assert_eq!(turns.next_of_reserve(&*model, &own, at(pause_ns - 1)), None);
             model.computing[0].push(Task::Ends, SHORT);
             assert_eq!(
@@ -593,7 +588,7 @@ fn short_tasks_take_no_more_than_their_share() {
             turns.record(&*model, &own, Lane::Compute, 1_000_000_000);
             model.computing[0].push(Task::Ends, used_up);
             let latest = pause_ns + 20_000_000;
-            call(&mut turns, at(pause_ns));
+            turns.answer_call(&*model, at(pause_ns));
             assert_eq!(turns.next_of_reserve(&*model, &own, at(latest - 1)), None);
             assert_eq!(
                 turns.next_of_reserve(&*model, &own, at(latest)),

@@ -127,7 +127,7 @@ fn short_tasks_come_in_turns() {
     let pause = until - now;
     assert!((15..=17).contains(&pause.as_millis()), "{pause:?} after {turn_ms} ms");
     assert!((30..=34).contains(&turn_ms), "{turn_ms} ms");
-    turns.answer_call(now);
+    turns.answer_call(&world, now);
     assert!(turns.next_of_reserve(&world, &own, now).is_none());
     assert_eq!(turns.resumes_at(&world, now), None, "it was called for something else");
     assert!(turns.next_of_reserve(&world, &own, until).is_some());

@@ -280,7 +280,7 @@ impl Thread {
         let place = self.local.place;
         let mut now = self.world.now();
         self.local.switched_at.set(now);
-        self.turns.answer_call(Instant::from_nanos(now));
+        self.turns.answer_call(&*self.world, Instant::from_nanos(now));
         loop {
             now = self.poll_if_due(now).await;
             let Self { world, local, turns, .. } = &mut *self;

@@ -436,7 +436,7 @@ impl Turns {
 
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
-            self.computing = count_waiting(parts).0.div_ceil(parts.computing().len());
+            self.computing = count_waiting(parts).div_ceil(parts.computing().len());
             self.relieve(parts, own, now);
         }
 
@@ -620,8 +620,9 @@ impl Turns {
     // ------------------------------------------------------------------------ a reserve thread
 
     /// A reserve thread was called.
-    pub(crate) const fn answer_call(&mut self, now: Instant) {
+    pub(crate) fn answer_call(&mut self, parts: &impl Parts, now: Instant) {
         self.runs_short = false;
+        let _ = parts.worker_slot(self.index).take_serves_short();
         self.begin_service(now);
     }
 
@@ -658,7 +659,7 @@ impl Turns {
 
         if now - self.relieved_at >= ROB_EVERY {
             self.note_busy(parts, now);
-            self.computing = count_waiting(parts).0;
+            self.computing = count_waiting(parts);
             self.is_relieved = self.may_leave(parts, now);
         }
         if self.is_relieved {
@@ -687,7 +688,7 @@ impl Turns {
     }
 
     fn compute_of_reserve<P: Parts>(&mut self, parts: &P, now: u64) -> Option<P::Task> {
-        let mut queues = parts.computing().iter().chain([&parts.injected().compute]);
+        let mut queues = lanes(parts);
         if !self.is_substitute {
             self.is_substitute = parts.blocked().substitute();
             parts.worker_slot(self.index).set_extra(!self.is_substitute);
@@ -725,10 +726,12 @@ impl Turns {
     /// A reserve thread that has run short tasks goes to sleep. Returns when it goes on with those that wait, and that have used up
     /// their share for now: the supervisor would call a thread for them later, the later the more are caught.
     pub(crate) fn resumes_at(&mut self, parts: &impl Parts, now: Instant) -> Option<Instant> {
+        // Threads that run none read nothing.
+        if !std::mem::take(&mut self.runs_short) {
+            return None;
+        }
         let until = Instant::from_nanos(parts.injected().short_until.load(Ordering::Relaxed));
-        let mut queues = parts.computing().iter().chain([&parts.injected().compute]);
-        let is_early = self.runs_short && now < until;
-        self.runs_short = is_early && queues.any(|queue| queue.short_len() > 0);
+        self.runs_short = now < until && lanes(parts).any(|queue| queue.short_len() > 0);
         self.runs_short.then_some(until)
     }
 
@@ -840,10 +843,11 @@ impl Turns {
         }
         if let Some(since) = self.extra_since.take() {
             let (workers, waiting) = (parts.computing().len(), count_waiting(parts));
-            parts.injected().charge_extra(workers, waiting, since, nanos);
+            let short: usize = lanes(parts).map(ComputeQueue::short_len).sum();
+            parts.injected().charge_extra(workers, (waiting, short), since, nanos);
         }
         if let Some(since) = self.any_since.take() {
-            let (workers, (waiting, _)) = (parts.computing().len(), count_waiting(parts));
+            let (workers, waiting) = (parts.computing().len(), count_waiting(parts));
             parts.injected().charge_any(workers, waiting, since, nanos);
         }
         let injected = &parts.injected().compute;
@@ -862,10 +866,14 @@ impl Turns {
     }
 }
 
-/// Returns how many tasks wait in all compute lanes, and how many of them are short.
-fn count_waiting(parts: &impl Parts) -> (usize, usize) {
-    let queues = || parts.computing().iter().chain([&parts.injected().compute]);
-    (queues().map(ComputeQueue::len).sum(), queues().map(ComputeQueue::short_len).sum())
+/// Returns all compute lanes.
+fn lanes<P: Parts>(parts: &P) -> impl Iterator<Item = &ComputeQueue<P::Task>> {
+    parts.computing().iter().chain([&parts.injected().compute])
+}
+
+/// Returns how many tasks wait in all compute lanes.
+fn count_waiting(parts: &impl Parts) -> usize {
+    lanes(parts).map(ComputeQueue::len).sum()
 }
 
 /// The next task of a worker's compute lane, which injected tasks join.

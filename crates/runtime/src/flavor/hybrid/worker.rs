@@ -158,7 +158,7 @@ impl Worker {
     /// Serves the reaction lane and watches, until there is nothing to serve and another thread watches.
     fn serve(&mut self) {
         let mut now = self.note_time(monotonic_now());
-        self.turns.answer_call(now);
+        self.turns.answer_call(&*self.shared, now);
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             now = self.poll_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;
