@@ -2,7 +2,10 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use super::{Arc, Fault, HybridShared, Ordering, Parts, Queue, RANK, Runnable, worker};
+use super::{
+    Arc, Duration, Fault, HybridShared, NOW, Ordering, Parts, Queue, RANK, ReserveMode, Runnable,
+    pass, worker,
+};
 use crate::{lane::Rank, whole::SOON};
 
 /// Longer than any task has credit for.
@@ -84,5 +87,36 @@ fn reserve_threads_leave_steady_workers() {
         let shared = Arc::new(shared);
         worker::run_reserve(Arc::clone(&shared), 0);
         assert_eq!(shared.watchdog.timer.take(), SOON);
+    });
+}
+
+/// Goal: a reserve thread that has run short tasks runs those that wait for their turn when it comes, without being called.
+/// Method: a short task of 3.6 ms beside eight that compute, and one that has used up its share; the thread would sleep for
+/// ever otherwise.
+#[test]
+fn reserve_threads_sleep_until_their_turn() {
+    loom::model(|| {
+        let (shared, _queues) = HybridShared::parts(1, 0, Fault::None);
+        let (shared, polled) = (Arc::new(shared), Rc::<RefCell<String>>::default());
+        let task = |name, takes| {
+            let (shared, polled) = (Arc::clone(&shared), Rc::clone(&polled));
+            let body = move || {
+                pass(takes);
+                note(&shared, &polled, name);
+            };
+            Runnable::calling(body, 1_000, false)
+        };
+        let short =
+            |waits: Duration| Rank { place: (NOW + waits).as_nanos(), needs_ns: 0, is_short: true };
+        let lane = &shared.computing()[0];
+        for _ in 0..8 {
+            let computes = Runnable::calling(|| unreachable!("it is not short"), LONG_NS, false);
+            lane.push(computes, Rank { place: u64::MAX, ..RANK });
+        }
+        lane.push(task('a', Duration::from_micros(3_600)), short(Duration::ZERO));
+        lane.push(task('b', Duration::ZERO), short(Duration::from_millis(100)));
+        shared.serves().store(ReserveMode::Short);
+        worker::run_reserve(Arc::clone(&shared), 0);
+        assert_eq!(*polled.borrow(), "ab");
     });
 }
