@@ -9,7 +9,7 @@ use super::{
     address::{EtherType, MacAddress},
     error::OpenError,
     monitor::Monitor,
-    packet::{LinkSettings, PacketSocket},
+    packet::{ForeignFrames, LinkSettings, PacketSocket},
     socket::LinkSocket,
     xdp::Xdp,
 };
@@ -24,7 +24,7 @@ pub struct LinkBuilder {
     pub(crate) receive_frames: u32,
     pub(crate) send_frames: u32,
     pub(crate) busy_poll: Duration,
-    is_promiscuous: bool,
+    foreign: ForeignFrames,
     bypasses_queue: bool,
     pub(crate) queue: u32,
     takes_segments: bool,
@@ -45,7 +45,7 @@ impl LinkBuilder {
             receive_frames: 512,
             send_frames: 128,
             busy_poll: Duration::ZERO,
-            is_promiscuous: false,
+            foreign: ForeignFrames::Dropped,
             bypasses_queue: false,
             queue: 0,
             takes_segments: false,
@@ -88,7 +88,16 @@ impl LinkBuilder {
 
     /// Also receives frames to other interfaces. Default: no.
     pub const fn promiscuous(mut self) -> Self {
-        self.is_promiscuous = true;
+        self.foreign = ForeignFrames::Wanted;
+        self
+    }
+
+    /// Also receives, by AF_PACKET, frames to this interface that a program has marked as another host's (`PACKET_OTHERHOST`), so that the
+    /// kernel ignores them. With them come those to other interfaces, if something else has made the interface promiscuous. Default: no.
+    pub const fn marked_foreign(mut self) -> Self {
+        if matches!(self.foreign, ForeignFrames::Dropped) {
+            self.foreign = ForeignFrames::Received;
+        }
         self
     }
 
@@ -150,7 +159,7 @@ impl LinkBuilder {
             receive_frames: self.receive_frames,
             send_frames: self.send_frames,
             busy_poll_us: u32::try_from(busy_poll_us).unwrap_or(u32::MAX),
-            is_promiscuous: self.is_promiscuous,
+            foreign: self.foreign,
             bypasses_queue: self.bypasses_queue,
             takes_segments: self.takes_segments,
             sends_segments: self.sends_segments,

@@ -57,6 +57,16 @@ const WRONG_FORMAT: u32 = 4;
 /// The size of a ring's block, which the kernel allocates in one piece.
 const BLOCK_BYTES: usize = 64 * 1024;
 
+/// What becomes of frames that the kernel takes for another host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ForeignFrames {
+    Dropped,
+    /// Those that come are received.
+    Received,
+    /// The interface is to receive all of them (promiscuous).
+    Wanted,
+}
+
 /// The settings of the back end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LinkSettings {
@@ -66,7 +76,7 @@ pub(super) struct LinkSettings {
     pub(super) receive_frames: u32,
     pub(super) send_frames: u32,
     pub(super) busy_poll_us: u32,
-    pub(super) is_promiscuous: bool,
+    pub(super) foreign: ForeignFrames,
     pub(super) bypasses_queue: bool,
     /// Slots have room for the longest packet, whatever the MTU.
     pub(super) takes_segments: bool,
@@ -154,14 +164,14 @@ impl PacketSocket {
         if settings.bypasses_queue {
             option(&socket, OPTION_QDISC_BYPASS, 1).map_err(failed)?;
         }
-        if !settings.is_promiscuous && settings.ether_type != EtherType::ALL {
+        if settings.foreign == ForeignFrames::Dropped && settings.ether_type != EtherType::ALL {
             sys::drop_foreign(&socket).map_err(failed)?;
         }
         set_busy_poll(&socket, settings.busy_poll_us).map_err(failed)?;
         sys::bind_packet(&socket, settings.index, settings.ether_type.0).map_err(|source| {
             OpenError::Kernel { what: "binding an AF_PACKET socket to the interface", source }
         })?;
-        if settings.is_promiscuous {
+        if settings.foreign == ForeignFrames::Wanted {
             become_promiscuous(&socket, settings.index).map_err(failed)?;
         }
         let segment_socket =

@@ -25,7 +25,7 @@ use super::{
     Checksum, HEADER_BYTES, MacAddress, Statistics,
     borrowed_frame::{Frame, FrameData},
     error::{Capability, OpenError},
-    packet::{self, LinkSettings},
+    packet::{self, ForeignFrames, LinkSettings},
 };
 use crate::memory::Memory;
 
@@ -230,7 +230,7 @@ impl Xdp {
         let failed = Binder::failed;
         let binder = Binder { name, settings, queue };
         let map = kernel::make_map(queue).map_err(failed)?;
-        let address = (!settings.is_promiscuous).then_some(own);
+        let address = (settings.foreign != ForeignFrames::Wanted).then_some(own);
         let filter = Filter { ether_type: settings.ether_type, address };
         let program = kernel::load(filter, map.as_fd()).map_err(failed)?;
 
@@ -238,7 +238,7 @@ impl Xdp {
         let (is_native, attached) = binder.attach(program.as_fd())?;
         let (mode, unbound) = binder.bind_best(is_native)?;
         let mut groups = None;
-        if settings.is_promiscuous {
+        if settings.foreign == ForeignFrames::Wanted {
             let socket = packet::membership_socket().map_err(failed)?;
             packet::become_promiscuous(&socket, settings.index).map_err(failed)?;
             groups = Some(socket);
