@@ -117,8 +117,23 @@ impl Attachment {
         interface: u32,
         mode: AttachMode,
     ) -> Result<Self, AttachError> {
+        Self::before(program, interface, mode, None)
+    }
+
+    /// The same; at tcx, before another program there.
+    ///
+    /// # Errors
+    /// [`AttachError`] says what prevents it.
+    pub fn before(
+        program: &LoadedProgram,
+        interface: u32,
+        mode: AttachMode,
+        other: Option<&Self>,
+    ) -> Result<Self, AttachError> {
+        let other = other.filter(|_| mode == AttachMode::Tcx).map(|other| other.link.as_fd());
         let link = if program.kind() == mode.kind() {
-            sys::create_link(program.descriptor(), interface, program.kind(), mode.flags())
+            let (kind, flags) = (program.kind(), mode.flags());
+            sys::create_link(program.descriptor(), interface, kind, flags, other)
         } else {
             Err(io::ErrorKind::InvalidInput.into())
         };

@@ -213,16 +213,25 @@ pub(super) fn load(
     attribute.call_for_descriptor(PROGRAM_LOAD)
 }
 
+/// `BPF_F_BEFORE`, `BPF_F_LINK`.
+const BEFORE: u32 = 1 << 3;
+const LINK: u32 = 1 << 13;
+
 /// Attaches a program to an interface of this thread's network namespace, until the last copy of the returned
-/// descriptor is closed.
+/// descriptor is closed; at tcx, before another link's if there is one.
 pub(super) fn create_link(
     program: BorrowedFd<'_>,
     interface: u32,
     kind: ProgramKind,
     flags: u32,
+    before: Option<BorrowedFd<'_>>,
 ) -> io::Result<OwnedFd> {
-    let attribute = Attribute::new().descriptor(0, program).word(4, interface);
-    attribute.word(8, kind.attach_type()).word(12, flags).call_for_descriptor(LINK_CREATE)
+    let mut attribute = Attribute::new().descriptor(0, program).word(4, interface);
+    attribute = attribute.word(8, kind.attach_type()).word(12, flags);
+    if let Some(link) = before {
+        attribute = attribute.word(12, flags | BEFORE | LINK).descriptor(16, link);
+    }
+    attribute.call_for_descriptor(LINK_CREATE)
 }
 
 /// Returns the interface to which a link is attached; 0 if that interface is gone.

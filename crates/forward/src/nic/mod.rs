@@ -8,6 +8,7 @@
 //! # Main types
 //! - [`NicPipeline`]: the program in the kernel. [`NicPipeline::follow`] keeps its maps in step with the tables.
 //! - [`Emulator`]: the same program interpreted, without privilege.
+//! - [`TakenPorts`]: packets to an address of this host that are the pipeline's, not the kernel's.
 //! - [`NicConfig`]: sizes, and the treatment of packets that a program cannot handle.
 //!
 //! # Equality
@@ -19,6 +20,7 @@ mod emulator;
 mod follow;
 mod layout;
 mod processor;
+mod taken;
 
 pub use self::{
     compile::{CompileError, Exceptions, NicConfig},
@@ -26,6 +28,7 @@ pub use self::{
     follow::FollowError,
     layout::PORTS_MAX,
     processor::{NicError, NicPipeline, NicPipelineBuilder, PassAll},
+    taken::TakenPorts,
 };
 use crate::{
     pipeline::DropReason,

@@ -12,6 +12,7 @@ use super::{
     compile::{CompileError, Compiled, NicConfig, compile},
     follow::{FollowError, Follower, counters},
     layout::{Layout, port_key},
+    taken::TakenPorts,
 };
 use crate::{
     bpf::{
@@ -83,6 +84,8 @@ impl NicError {
 struct NicPort {
     interface: u32,
     program: Arc<LoadedProgram>,
+    /// What keeps the taken ports' packets from the kernel, whether the program is attached or not.
+    taking: Option<Attachment>,
     attachment: Option<Attachment>,
 }
 
@@ -93,6 +96,7 @@ pub struct NicPipelineBuilder {
     config: NicConfig,
     ports: BTreeMap<Port, u32>,
     modes: Option<Vec<AttachMode>>,
+    taken: Option<TakenPorts>,
 }
 
 impl NicPipelineBuilder {
@@ -111,6 +115,13 @@ impl NicPipelineBuilder {
     /// Sets the attach modes to try, in this order. Default: all of them, the fastest first.
     pub fn attach_modes(mut self, modes: &[AttachMode]) -> Self {
         self.modes = Some(modes.to_vec());
+        self
+    }
+
+    /// Keeps packets to these ports of an address of this host from the kernel, on all ports, as long as the pipeline exists: also while it
+    /// is [paused](NicPipeline::pause). Needs tcx (Linux 6.6), wherever the pipeline's programs are. Default: none.
+    pub fn take_from_kernel(mut self, ports: TakenPorts) -> Self {
+        self.taken = Some(ports);
         self
     }
 
@@ -158,9 +169,17 @@ impl NicPipelineBuilder {
         let mut nic_ports = BTreeMap::new();
         for ((port, interface), program) in self.ports.iter().zip(&programs) {
             let program = Arc::new(LoadedProgram::load_with(program, maps.clone())?);
-            nic_ports.insert(*port, NicPort { interface: *interface, program, attachment: None });
+            let (interface, taking, attachment) = (*interface, None, None);
+            nic_ports.insert(*port, NicPort { interface, program, taking, attachment });
         }
-        let mut nic = NicPipeline { layout, maps, follower, nic_ports, modes, kind };
+        let taking = match &self.taken {
+            Some(taken) => {
+                let program = taken.program().map_err(CompileError::from)?;
+                Some(LoadedProgram::load(&program)?)
+            }
+            None => None,
+        };
+        let mut nic = NicPipeline { layout, maps, follower, nic_ports, taking, modes, kind };
         nic.follow()?;
         for port in &ports {
             nic.open(*port)?;
@@ -179,6 +198,7 @@ pub struct NicPipeline {
     maps: Vec<KernelMap>,
     follower: Follower,
     nic_ports: BTreeMap<Port, NicPort>,
+    taking: Option<LoadedProgram>,
     modes: Vec<AttachMode>,
     kind: ProgramKind,
 }
@@ -241,12 +261,22 @@ impl NicPipeline {
 
     fn attach(&mut self, port: Port) -> Result<(), NicError> {
         let nic_port = self.nic_ports.get_mut(&port).ok_or(NicError::NoPort(port))?;
+        if let Some(program) = &self.taking
+            && !nic_port.taking.as_ref().is_some_and(Attachment::is_attached)
+        {
+            let taking = Attachment::new(program, nic_port.interface, AttachMode::Tcx);
+            let taking = taking.map_err(|source| NicError::Attach { port, source })?;
+            nic_port.taking = Some(taking);
+        }
         if nic_port.attachment.as_ref().is_some_and(Attachment::is_attached) {
             return Ok(());
         }
         let mut last = None;
         for mode in &self.modes {
-            match Attachment::new(&nic_port.program, nic_port.interface, *mode) {
+            // Behind the one that takes packets from the kernel, a program would take them for another host's.
+            let taking = nic_port.taking.as_ref();
+            let interface = nic_port.interface;
+            match Attachment::before(&nic_port.program, interface, *mode, taking) {
                 Ok(attachment) => {
                     nic_port.attachment = Some(attachment);
                     return Ok(());
@@ -307,7 +337,7 @@ impl NicPipeline {
     /// [`NicError`]; then the port has no interface.
     pub fn replace(&mut self, port: Port, interface: u32) -> Result<(), NicError> {
         let nic_port = self.nic_ports.get_mut(&port).ok_or(NicError::NoPort(port))?;
-        nic_port.attachment = None;
+        (nic_port.taking, nic_port.attachment) = (None, None);
         nic_port.interface = interface;
         self.open(port)?;
         self.attach(port)

@@ -51,6 +51,7 @@ impl Run<'_> {
                 self.redirect = Some(Redirect::Interface(lower(a)));
                 if is_xdp { XDP_REDIRECT } else { TC_REDIRECT }
             }
+            Helper::ChangePacketType if !is_xdp => self.memory.set_packet_type(lower(b)),
             Helper::PullData if !is_xdp => {
                 // The whole frame is already readable.
                 let has = u64::try_from(self.memory.packet.frame().len()).unwrap_or(0) >= b;

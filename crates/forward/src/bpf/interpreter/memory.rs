@@ -18,6 +18,9 @@ const FIELDS: usize = 48;
 /// Offsets in `struct __sk_buff` that programs can read, and those that they can also write.
 const SKB_READ: [u64; 9] = [0, 4, 16, 20, 36, 40, 132, 136, 176];
 const SKB_WRITE: [u64; 7] = [8, 32, 48, 52, 56, 60, 64];
+/// The word of the packet's type, and the last type that programs may set (`PACKET_OTHERHOST`).
+const SKB_PACKET_TYPE: usize = 1;
+const PACKET_TYPE_MAX: u32 = 3;
 const SKB_DATA: u64 = 76;
 const SKB_DATA_END: u64 = 80;
 
@@ -133,6 +136,24 @@ impl<'a> Memory<'a> {
         }
         *self.fields.get_mut(usize::try_from(offset / 4).ok()?)? = low32(value);
         Some(())
+    }
+
+    /// As the helper: only these types are exchanged.
+    pub(super) fn set_packet_type(&mut self, new: u32) -> u64 {
+        let word = &mut self.fields[SKB_PACKET_TYPE];
+        if *word > PACKET_TYPE_MAX || new > PACKET_TYPE_MAX {
+            return i64::from(-22).cast_unsigned();
+        }
+        *word = new;
+        0
+    }
+
+    /// Returns whom the packet is for.
+    pub(super) const fn packet_type(&self) -> u32 {
+        match self.kind {
+            ProgramKind::Xdp => 0,
+            _ => self.fields[SKB_PACKET_TYPE],
+        }
     }
 
     /// Executes a load.
