@@ -16,6 +16,8 @@ mod metrics;
 mod names;
 #[path = "vigie_forward/network.rs"]
 mod network;
+#[path = "vigie_forward/own_address.rs"]
+mod own_address;
 #[path = "vigie_forward/paths.rs"]
 mod paths;
 #[path = "vigie_forward/reference.rs"]

@@ -356,7 +356,7 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) outside: String,
 
-    /// The public IPv4 address, which must not be an address of this host.
+    /// The public IPv4 address: a free one of the outside network, or one of this host, with ports that the host itself does not use.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Ipv4Addr,
 

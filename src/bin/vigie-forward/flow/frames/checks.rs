@@ -10,7 +10,7 @@ use std::{
 
 use vigie::{forward::tables::Prefix, via::link::merges_packets};
 
-use super::program::FlowInterface;
+use super::{own_address::OwnAddress, program::FlowInterface};
 use crate::{
     config::FlowKind,
     flow::FlowError,
@@ -38,12 +38,13 @@ pub(super) fn check_rights(name: &str) -> Result<(), FlowError> {
     )))
 }
 
-/// Checks that the interfaces exist, and that the kernel does not forward between them as well.
+/// Checks that the interfaces exist, and that the kernel does not forward between them as well. Also returns the ports of translations if
+/// this host has the public address itself.
 pub(super) fn check_interfaces(
     names: &[String],
     kind: &FlowKind,
     table: u32,
-) -> Result<Vec<FlowInterface>, FlowError> {
+) -> Result<(Vec<FlowInterface>, Option<OwnAddress>), FlowError> {
     let cache = snapshot(table).map_err(|error| FlowError::Io {
         what: "asking the kernel for its interfaces".to_owned(),
         source: io::Error::other(error),
@@ -76,19 +77,16 @@ pub(super) fn check_interfaces(
         flow_interfaces.push(FlowInterface { name, index, is_pair, networks });
     }
 
-    if let FlowKind::Nat(nat) = kind {
-        let prefix = Prefix::host(nat.address.into());
-        if cache.target(prefix) == Some(Target::Local) {
-            return Err(FlowError::InvalidSetting(format!(
-                "{0} is an address of this host, whose kernel would answer and reset what is not its own: give another \
-                 address of the network of `{1}` (vigie-forward answers ARP for it), or take it away (`ip addr del {0} \
-                 dev {1}`)",
-                nat.address, nat.outside
-            )));
+    let own_address = match kind {
+        FlowKind::Nat(nat)
+            if cache.target(Prefix::host(nat.address.into())) == Some(Target::Local) =>
+        {
+            Some(OwnAddress::new(nat)?)
         }
-    }
+        _ => None,
+    };
 
-    Ok(flow_interfaces)
+    Ok((flow_interfaces, own_address))
 }
 
 /// Interfaces that belong to this process, as long as it lives. The name of an abstract socket is one of its network

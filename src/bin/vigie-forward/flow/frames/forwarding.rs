@@ -25,7 +25,14 @@ use crate::{
 pub(super) enum Forwarding {
     Wire,
     Route,
-    Translate { table: NatTable, nat: Box<Nat>, outside: Port, inside: Vec<Prefix> },
+    Translate {
+        table: NatTable,
+        nat: Box<Nat>,
+        outside: Port,
+        inside: Vec<Prefix>,
+        /// The public address is one of this host.
+        is_own: bool,
+    },
 }
 
 /// The longest time-outs of what is short-lived, whatever `idle` says: the table's defaults.
@@ -39,15 +46,20 @@ const LOW_PORTS: (u16, u16) = (600, 1023);
 pub(super) fn forwarding_of(
     kind: &FlowKind,
     flow_interfaces: &[FlowInterface],
+    is_own: bool,
 ) -> Result<Forwarding, FlowError> {
     Ok(match kind {
         FlowKind::L2(_) | FlowKind::Relay(_) => Forwarding::Wire,
         FlowKind::L3(_) => Forwarding::Route,
         FlowKind::Nat(nat) => {
             let idle = nat.idle.0;
-            let table = NatTable::builder()
+            let mut table = NatTable::builder();
+            if !is_own {
+                // Programs of this host may take one at any time (`bindresvport`).
+                table = table.low_ports(LOW_PORTS.0, LOW_PORTS.1);
+            }
+            let table = table
                 .ports(nat.ports.first, nat.ports.last)
-                .low_ports(LOW_PORTS.0, LOW_PORTS.1)
                 .udp_timeout(idle)
                 .icmp_timeout(idle.min(ICMP_IDLE_MAX))
                 .tcp_transitory_timeout(idle.min(TCP_TRANSITORY_MAX))
@@ -71,7 +83,7 @@ pub(super) fn forwarding_of(
                     nat.inside.join(", ")
                 )));
             }
-            Forwarding::Translate { table, nat: Box::new(nat.clone()), outside, inside }
+            Forwarding::Translate { table, nat: Box::new(nat.clone()), outside, inside, is_own }
         }
     })
 }
@@ -112,13 +124,14 @@ pub(super) fn host_stages(
             behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
             vec![Box::new(Guard::new(fib, None, behind))]
         }
-        Forwarding::Translate { table, nat, outside, inside } => {
+        Forwarding::Translate { table, nat, outside, inside, is_own } => {
             let mut behind = checks();
             let translator = nat_stage(table, nat, *outside, inside);
             behind.push(Box::new(Translator::new(translator, taker.clone())));
             behind.push(Box::new(Ttl::new()));
             behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
-            vec![Box::new(Guard::new(fib, Some((nat.address, *outside)), behind))]
+            let answers_for = (!is_own).then_some((nat.address, *outside));
+            vec![Box::new(Guard::new(fib, answers_for, behind))]
         }
     }
 }
@@ -145,7 +158,7 @@ pub(super) fn program_stages(
     match forwarding {
         Forwarding::Wire => return Ok(wire()),
         Forwarding::Route => {}
-        Forwarding::Translate { table, nat, outside, inside } => {
+        Forwarding::Translate { table, nat, outside, inside, .. } => {
             stages.push(Box::new(nat_stage(table, nat, *outside, inside)));
         }
     }

@@ -15,6 +15,7 @@ mod checks;
 mod forwarding;
 mod fullness;
 mod locked_file;
+mod own_address;
 mod program;
 mod questions;
 mod running;
@@ -44,6 +45,7 @@ use self::{
     checks::{Claims, check_interfaces, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
     fullness::Fullness,
+    own_address::OwnAddress,
     program::{AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, mode_name},
     questions::Questions,
     running::FramesFlow,
@@ -84,6 +86,7 @@ struct PreparedFrames {
     routes: bool,
     table: u32,
     nat: Option<NatTable>,
+    own_address: Option<OwnAddress>,
     state_file: Option<StateFile>,
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
@@ -111,12 +114,12 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     }
 
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
-    let flow_interfaces = check_interfaces(&names, &flow.kind, table)?;
+    let (flow_interfaces, own_address) = check_interfaces(&names, &flow.kind, table)?;
     let claims = claim(&names)?;
     let fib = Fib::default();
     let questions = Arc::new(Questions::new());
     let taker = FlowTaker::default();
-    let work = forwarding_of(&flow.kind, &flow_interfaces)?;
+    let work = forwarding_of(&flow.kind, &flow_interfaces, own_address.is_some())?;
     let state_file = state_file(&flow.name, &work)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {
@@ -139,13 +142,14 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
         ..FlowReport::default()
     };
 
-    let program = program(&mut head, frames, &flow_interfaces, &work, &fib)?;
+    let program = program(&mut head, frames, (&flow_interfaces, &own_address), &work, &fib)?;
     if let Some(program) = &program {
         program.takes_flows_by(&taker);
     }
 
     let builder = Forwarder::builder(pipeline);
-    let forwarder = with_links(builder, &names, frames, &flow.kind, program.as_ref());
+    let public = PublicAddress::of(&flow.kind, own_address.as_ref());
+    let forwarder = with_links(builder, &names, frames, (&flow.kind, public), program.as_ref());
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &names))?;
     let nat = match work {
         Forwarding::Translate { table, .. } => Some(table),
@@ -162,6 +166,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
         routes,
         table,
         nat,
+        own_address,
         state_file,
         questions,
         program,
@@ -191,11 +196,14 @@ fn state_file(flow: &str, work: &Forwarding) -> Result<Option<StateFile>, FlowEr
 fn program(
     head: &mut FlowReport,
     frames: &Frames,
-    flow_interfaces: &[FlowInterface],
+    (flow_interfaces, own_address): (&[FlowInterface], &Option<OwnAddress>),
     work: &Forwarding,
     fib: &Fib,
 ) -> Result<Option<FrameProgram>, FlowError> {
     if matches!(frames.path, PathChoice::AfXdp | PathChoice::AfPacket) {
+        if own_address.is_some() {
+            return Err(FlowError::InvalidSetting(needs_program("with this --path there is none")));
+        }
         "as configured".clone_into(&mut head.because);
         return Ok(None);
     }
@@ -209,7 +217,15 @@ fn program(
         Forwarding::Route | Forwarding::Translate { .. } => HostRequirement::Packets,
     };
 
-    match program::attach(&head.name, (frames.path, needs), flow_interfaces, &stages, translates) {
+    let taken = own_address.as_ref().map(OwnAddress::taken);
+    let attached = program::attach(
+        &head.name,
+        (frames.path, needs),
+        (flow_interfaces, taken),
+        &stages,
+        translates,
+    );
+    match attached {
         Ok((mut program, reasons)) => {
             for reason in &reasons {
                 log(format!("flow `{}`: not {reason}", head.name));
@@ -225,6 +241,12 @@ fn program(
             }
             Ok(Some(program))
         }
+        Err(AttachRefusal::NoMode(text)) if own_address.is_some() => {
+            Err(FlowError::InvalidSetting(needs_program(&text)))
+        }
+        Err(AttachRefusal::Rights(text)) if own_address.is_some() => {
+            Err(FlowError::Rights(needs_program(&text)))
+        }
         Err(refusal) if frames.path == PathChoice::Auto => {
             let text = refusal.text();
             log(format!("flow `{}`: the host forwards by packet sockets, since {text}", head.name));
@@ -238,13 +260,42 @@ fn program(
     }
 }
 
+/// Says why a public address of this host is not possible here.
+fn needs_program(because: &str) -> String {
+    format!(
+        "the public address is one of this host, whose kernel would reset translated connections unless a program at tcx (Linux 6.6) \
+         keeps their packets from it: {because}. Another address of the outside network needs no program: vigie-forward answers ARP \
+         for it"
+    )
+}
+
+/// The public address of translations, as far as links know it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PublicAddress {
+    None,
+    /// No host has it: ARP for it is answered.
+    Answered,
+    /// This host has it: packets are marked as another host's.
+    Own,
+}
+
+impl PublicAddress {
+    const fn of(kind: &FlowKind, own_address: Option<&OwnAddress>) -> Self {
+        match (kind, own_address) {
+            (FlowKind::Nat(_), None) => Self::Answered,
+            (_, Some(_)) => Self::Own,
+            (_, None) => Self::None,
+        }
+    }
+}
+
 /// Adds the links of all interfaces; none beside a program that handles all frames itself, since the host would take them
 /// as well.
 fn with_links(
     mut forwarder: ForwarderBuilder,
     names: &[String],
     frames: &Frames,
-    kind: &FlowKind,
+    (kind, public): (&FlowKind, PublicAddress),
     program: Option<&FrameProgram>,
 ) -> ForwarderBuilder {
     if program.is_some_and(FrameProgram::is_alone) {
@@ -256,8 +307,7 @@ fn with_links(
             let (link, segments) = wire_link(name, frames);
             forwarder.port_with(Port(port), link, segments)
         } else {
-            let answers_arp = matches!(kind, FlowKind::Nat(_));
-            router_links(forwarder, (Port(port), name), frames, (takes_segments, answers_arp))
+            router_links(forwarder, (Port(port), name), frames, (takes_segments, public))
         };
     }
     forwarder
@@ -278,7 +328,7 @@ fn router_links(
     forwarder: ForwarderBuilder,
     (port, name): (Port, &str),
     frames: &Frames,
-    (is_beside, answers_arp): (bool, bool),
+    (is_beside, public): (bool, PublicAddress),
 ) -> ForwarderBuilder {
     let link = |ether_type| waiting(Link::builder(name).ether_type(ether_type), frames);
     let sends = link(EtherType::NONE).receive_frames(1).send_frames(SENT_FRAMES);
@@ -286,10 +336,14 @@ fn router_links(
     let segment_frames = if is_beside { SEGMENT_FRAMES_BESIDE } else { SEGMENT_FRAMES_OF_VERSION };
     let mut forwarder = forwarder.port_with(port, sends, Segments::Refuse);
     for ether_type in [EtherType::IPV4, EtherType::IPV6] {
-        let (link, segments) = buffered(link(ether_type).send_frames(1), frames, segment_frames);
+        let mut link = link(ether_type).send_frames(1);
+        if public == PublicAddress::Own {
+            link = link.marked_foreign();
+        }
+        let (link, segments) = buffered(link, frames, segment_frames);
         forwarder = forwarder.also_from(port, link, segments);
     }
-    if answers_arp {
+    if public == PublicAddress::Answered {
         let link = link(EtherType::ARP).receive_frames(ARP_FRAMES).send_frames(1);
         forwarder = forwarder.also_from(port, link, Segments::Refuse);
     }
@@ -380,6 +434,7 @@ impl Prepared for PreparedFrames {
             names,
             program: self.program,
             nat: self.nat,
+            own_address: self.own_address,
             state_file: self.state_file,
             fullness: Fullness::default(),
             counters,

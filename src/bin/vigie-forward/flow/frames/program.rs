@@ -9,7 +9,7 @@ use vigie::{
     Instant,
     forward::{
         bpf::{AttachError, AttachMode},
-        nic::{NicConfig, NicError, NicPipeline},
+        nic::{NicConfig, NicError, NicPipeline, TakenPorts},
         packet::Port,
         pipeline::{DropReason, Stage},
         tables::{CounterSnapshot, NatFlow, Prefix},
@@ -90,7 +90,7 @@ pub(super) struct FrameProgram {
 pub(super) fn attach(
     flow: &str,
     (choice, needs): (PathChoice, HostRequirement),
-    ports: &[FlowInterface],
+    (ports, taken): (&[FlowInterface], Option<TakenPorts>),
     stages: &[&dyn Stage],
     translates: bool,
 ) -> Result<(FrameProgram, Vec<String>), AttachRefusal> {
@@ -110,6 +110,9 @@ pub(super) fn attach(
     }
 
     let mut builder = NicPipeline::builder().config(config);
+    if let Some(taken) = taken {
+        builder = builder.take_from_kernel(taken);
+    }
     for (number, flow_interface) in (0..).zip(ports) {
         builder = builder.port(Port(number), flow_interface.index);
         interfaces.insert(Port(number), flow_interface.index);

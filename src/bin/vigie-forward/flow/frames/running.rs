@@ -18,6 +18,7 @@ use vigie::{
 use super::{
     checks::{Claims, kernel_forwarding, merging},
     fullness::Fullness,
+    own_address::OwnAddress,
     program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
     state_file::StateFile,
@@ -47,6 +48,8 @@ pub(super) struct FramesFlow {
     /// True if it follows the kernel's routes.
     pub(super) routes: bool,
     pub(super) nat: Option<NatTable>,
+    /// The public address, if this host has it itself.
+    pub(super) own_address: Option<OwnAddress>,
     /// The file that keeps translations.
     pub(super) state_file: Option<StateFile>,
     pub(super) fullness: Fullness,
@@ -259,6 +262,9 @@ impl Running for FramesFlow {
         if now >= self.check_at {
             self.check_at = now + REFRESH;
             self.watch_merging();
+        }
+        if let Some(said) = self.own_address.as_mut().and_then(|own| own.check(now)) {
+            log(format!("flow `{}`: {said}", self.head.name));
         }
         self.migrate(now);
     }

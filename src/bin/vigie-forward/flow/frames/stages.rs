@@ -49,17 +49,28 @@ impl Guard {
             let Some(stage) = self.behind.get_mut(at) else { break };
             match stage.process(packet, now) {
                 Verdict::Pass => {}
-                Verdict::Drop(DropReason::Martian) if self.is_kernels(packet) => {
-                    return Verdict::Drop(LEFT_TO_KERNEL);
-                }
-                verdict @ (Verdict::Drop(_) | Verdict::Hold) => return verdict,
+                Verdict::Drop(reason) => return Verdict::Drop(self.unless_kernels(packet, reason)),
+                Verdict::Hold => return Verdict::Hold,
                 verdict => last = verdict,
             }
         }
         last
     }
 
-    /// Returns whether a packet is for this host, as those are that find link-local neighbours.
+    /// Returns the reason for a drop, unless the packet is the kernel's: for this host, and impossible or unknown only to a router, as
+    /// are those that find link-local neighbours, and those to a public address that this host has itself.
+    fn unless_kernels(&mut self, packet: &mut Packet, reason: DropReason) -> DropReason {
+        let may_be = matches!(
+            reason,
+            DropReason::Martian
+                | DropReason::NatUnknown
+                | DropReason::NatProtocol
+                | DropReason::NatFragment
+        );
+        if may_be && self.is_kernels(packet) { LEFT_TO_KERNEL } else { reason }
+    }
+
+    /// Returns whether a packet is for this host.
     #[cold]
     fn is_kernels(&mut self, packet: &mut Packet) -> bool {
         let headers = packet.headers().ok();
@@ -141,6 +152,7 @@ impl Stage for Guard {
             behind.find_map(|(at, stage)| Some((at, stage.release(now)?)))?;
         let verdict = match verdict {
             Verdict::Pass => self.go_on(at + 1, &mut packet, now),
+            Verdict::Drop(reason) => Verdict::Drop(self.unless_kernels(&mut packet, reason)),
             verdict => verdict,
         };
         Some((packet, verdict))

@@ -1,0 +1,199 @@
+//! A public address that this host has itself: which of its ports are the translations', and whether the host uses one of them.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
+    time::Duration,
+};
+
+use vigie::{Instant, forward::nic::TakenPorts};
+
+use crate::{
+    config::{Nat, TransportProtocol},
+    flow::FlowError,
+};
+
+/// The ports of translations, of an address of this host.
+#[derive(Clone, Debug)]
+pub(super) struct OwnAddress {
+    address: Ipv4Addr,
+    ports: RangeInclusive<u16>,
+    published: Vec<(TransportProtocol, u16)>,
+    /// The time of the next check, and whether a socket of this host was found at the last one.
+    next_check: Option<Instant>,
+    was_used: bool,
+}
+
+/// The interval at which the kernel's tables are read for sockets that have one of the ports.
+const EVERY: Duration = Duration::from_secs(60);
+/// The state of a TCP socket whose end only waits for time to pass.
+const TIME_WAIT: u8 = 6;
+
+impl OwnAddress {
+    /// Checks that the kernel gives none of the ports to its own connections, and that no socket has one.
+    pub(super) fn new(nat: &Nat) -> Result<Self, FlowError> {
+        let published = nat.publish.iter().map(|one| (one.transport, one.port)).collect();
+        let ports = nat.ports.first..=nat.ports.last;
+        let (next_check, was_used) = (None, false);
+        let own = Self { address: nat.address, ports, published, next_check, was_used };
+
+        let setting = |name: &str| {
+            let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
+            text.unwrap_or_default()
+        };
+        let ephemeral = setting("ip_local_port_range");
+        if let Some(port) = own.shared_with(&ephemeral, &setting("ip_local_reserved_ports")) {
+            let ephemeral = ephemeral.split_whitespace().collect::<Vec<_>>().join(" to ");
+            return Err(FlowError::InvalidSetting(format!(
+                "{} is an address of this host, whose kernel gives port {port} of `ports` ({}) to connections of its own: choose \
+                 `ports` outside of net.ipv4.ip_local_port_range ({ephemeral}), as in 61000-65535, or reserve them (`sysctl -w \
+                 net.ipv4.ip_local_reserved_ports={}`)",
+                nat.address, nat.ports, nat.ports
+            )));
+        }
+        match own.used_by_host() {
+            None => Ok(own),
+            Some(used) => Err(FlowError::InvalidSetting(used)),
+        }
+    }
+
+    /// Returns what a program keeps from the kernel.
+    pub(super) fn taken(&self) -> TakenPorts {
+        let ports = TakenPorts::new(self.address).tcp(self.ports.clone()).udp(self.ports.clone());
+        self.published.iter().fold(ports, |ports, (transport, port)| match transport {
+            TransportProtocol::Tcp => ports.tcp(*port..=*port),
+            TransportProtocol::Udp => ports.udp(*port..=*port),
+        })
+    }
+
+    /// Returns a port of `ports` that the kernel would choose for a connection, given its two settings.
+    fn shared_with(&self, ephemeral: &str, reserved: &str) -> Option<u16> {
+        let mut bounds = ephemeral.split_whitespace().filter_map(|word| word.parse::<u16>().ok());
+        let (first, last) = (bounds.next()?, bounds.next()?);
+        let reserved: Vec<RangeInclusive<u16>> = reserved
+            .trim()
+            .split(',')
+            .filter_map(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                Some(first.parse().ok()?..=last.parse().ok()?)
+            })
+            .collect();
+        let mut shared = first.max(*self.ports.start())..=last.min(*self.ports.end());
+        shared.find(|port| !reserved.iter().any(|range| range.contains(port)))
+    }
+
+    /// Says when a socket of this host has one of the ports, and when none has any more.
+    pub(super) fn check(&mut self, now: Instant) -> Option<String> {
+        if self.next_check.is_some_and(|next| now < next) {
+            return None;
+        }
+        self.next_check = Some(now + EVERY);
+        let used = self.used_by_host();
+        let was_used = std::mem::replace(&mut self.was_used, used.is_some());
+        let no_longer = || "no socket of this host has a port of translations any more".to_owned();
+        match used {
+            Some(used) => (!was_used).then_some(used),
+            None => was_used.then(no_longer),
+        }
+    }
+
+    /// Says which of the ports a socket of this host has, if one has any: it hears nothing by this address.
+    fn used_by_host(&self) -> Option<String> {
+        let (transport, port) = ["tcp", "tcp6", "udp", "udp6"].iter().find_map(|table| {
+            let text = fs::read_to_string(format!("/proc/net/{table}")).ok()?;
+            let tcp = table.starts_with("tcp");
+            let port = text.lines().skip(1).find_map(|line| self.port_of(line, tcp))?;
+            Some((table.trim_end_matches('6').to_owned(), port))
+        })?;
+        Some(format!(
+            "{transport} port {port} of {} is for translations (`ports`, `publish`), but a socket of this host has it, too, and hears \
+             nothing there: end its program (`ss -anp 'sport = {port}'` names it), or choose other ports",
+            self.address
+        ))
+    }
+
+    /// Returns the port of a line of the kernel's tables of sockets, if it is one of ours.
+    fn port_of(&self, line: &str, tcp: bool) -> Option<u16> {
+        let mut columns = line.split_whitespace().skip(1);
+        let (address, port) = columns.next()?.split_once(':')?;
+        let state = u8::from_str_radix(columns.nth(1)?, 16).ok()?;
+        let port = u16::from_str_radix(port, 16).ok()?;
+        let is_taken = self.ports.contains(&port)
+            || self.published.iter().any(|(transport, published)| {
+                *published == port && tcp == (*transport == TransportProtocol::Tcp)
+            });
+        let is_open = !(tcp && state == TIME_WAIT);
+        let reaches = address_of(address)
+            .is_none_or(|address| address.is_unspecified() || address == self.address);
+        (is_taken && is_open && reaches).then_some(port)
+    }
+}
+
+/// Reads an address as the kernel's tables have it: words of 32 bits as the processor reads them. `None` if it is none of IPv4.
+fn address_of(hex: &str) -> Option<IpAddr> {
+    let words = hex.as_bytes().chunks(8).map(|word| {
+        let word = std::str::from_utf8(word).ok()?;
+        Some(u32::from_str_radix(word, 16).ok()?.to_ne_bytes())
+    });
+    let bytes = words.collect::<Option<Vec<_>>>()?.concat();
+    match *bytes.as_slice() {
+        [a, b, c, d] => Some(Ipv4Addr::new(a, b, c, d).into()),
+        _ => {
+            let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?);
+            Some(address.to_canonical())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(first: u16, last: u16) -> OwnAddress {
+        let published = vec![(TransportProtocol::Tcp, 8080)];
+        let (address, ports) = ([10, 2, 0, 1].into(), first..=last);
+        OwnAddress { address, ports, published, next_check: None, was_used: false }
+    }
+
+    /// Goal: a port that the kernel may choose is found, and none that is reserved or beside its range. Method: settings as the kernel
+    /// writes them.
+    #[test]
+    fn ephemeral_ports_are_refused() {
+        let range = "32768\t60999\n";
+        assert_eq!(own(61000, 65535).shared_with(range, "\n"), None);
+        assert_eq!(own(1024, 32767).shared_with(range, "\n"), None);
+        assert_eq!(own(1024, 32768).shared_with(range, "\n"), Some(32768));
+        assert_eq!(own(60999, 65535).shared_with(range, "\n"), Some(60999));
+        assert_eq!(own(40000, 50000).shared_with(range, "40000-50000\n"), None);
+        assert_eq!(own(40000, 50000).shared_with(range, "80,40000-45000,45002-50000"), Some(45001));
+    }
+
+    /// Goal: sockets that have one of the ports at this address are found, and no others. Method: lines as the kernel writes them.
+    #[test]
+    fn sockets_are_found() {
+        let own = own(61000, 65535);
+        let line = |address: &str, port: u16, state: &str| {
+            format!(
+                "   1: {address}:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000"
+            )
+        };
+        let word = |address: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(address));
+        let (any, here, other) = (word([0; 4]), word([10, 2, 0, 1]), word([10, 1, 0, 1]));
+        let found = |address: &str, port, state, tcp| own.port_of(&line(address, port, state), tcp);
+        assert_eq!(found(&any, 61000, "0A", true), Some(61000));
+        assert_eq!(found(&here, 65535, "01", true), Some(65535));
+        assert_eq!(found(&here, 8080, "0A", true), Some(8080));
+        assert_eq!(found(&here, 8080, "07", false), None);
+        assert_eq!(found(&here, 61000, "07", false), Some(61000));
+        assert_eq!(found(&here, 61000, "06", true), None);
+        assert_eq!(found(&other, 61000, "0A", true), None);
+        assert_eq!(found(&here, 22, "0A", true), None);
+        assert_eq!(found(&any.repeat(4), 61000, "0A", true), Some(61000));
+        let mapped = [word([0; 4]), word([0; 4]), word([0, 0, 0xff, 0xff]), here].concat();
+        assert_eq!(found(&mapped, 61000, "0A", true), Some(61000));
+        let six =
+            [word([0x20, 1, 0xd, 0xb8]), word([0; 4]), word([0; 4]), word([0, 0, 0, 1])].concat();
+        assert_eq!(found(&six, 61000, "0A", true), None);
+    }
+}
