@@ -23,8 +23,8 @@ numbered! {
         CloneRedirect = 13,
         /// `(interface, flags) -> action`: the packet goes to an interface when the program returns the action.
         Redirect = 23,
-        /// `(packet, type) -> 0 or a negative error`, for programs at tcx: whom the packet is for, as the kernel sees it; 0 is this host, 3
-        /// another one.
+        /// `(packet, type) -> 0 or a negative error`, for programs at tcx: sets the host that the packet is for, as the kernel
+        /// sees it; 0 is this one, 3 another one.
         ChangePacketType = 32,
         /// `(packet, bytes)`, for programs at tcx: makes this many bytes directly readable.
         PullData = 39,

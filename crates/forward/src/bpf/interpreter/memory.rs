@@ -148,7 +148,7 @@ impl<'a> Memory<'a> {
         0
     }
 
-    /// Returns whom the packet is for.
+    /// Returns the number of the host that the packet is for.
     pub(super) const fn packet_type(&self) -> u32 {
         match self.kind {
             ProgramKind::Xdp => 0,

@@ -83,7 +83,7 @@ pub struct Outcome {
     /// The amount that the kernel has added (at tcx) to a sum over the packet from its network header on: as a word of the network, whose
     /// two zeros are the same.
     pub sum_change: u16,
-    /// Whom the packet is for in the end (at tcx): 0 is this host, as in the beginning, 3 another one.
+    /// The host that the packet is for in the end (at tcx): 0 is this one, as in the beginning, 3 another one.
     pub packet_type: u32,
     /// The number of instructions executed.
     pub instructions: u64,
