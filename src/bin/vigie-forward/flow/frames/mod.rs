@@ -45,7 +45,7 @@ use self::{
     checks::{Claims, check_interfaces, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
     fullness::Fullness,
-    own_address::OwnAddress,
+    own_address::{AddressWatch, OwnAddress},
     program::{AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, mode_name},
     questions::Questions,
     running::FramesFlow,
@@ -87,6 +87,7 @@ struct PreparedFrames {
     table: u32,
     nat: Option<NatTable>,
     own_address: Option<OwnAddress>,
+    address_watch: Option<AddressWatch>,
     state_file: Option<StateFile>,
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
@@ -151,9 +152,11 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     let public = PublicAddress::of(&flow.kind, own_address.as_ref());
     let forwarder = with_links(builder, &names, frames, (&flow.kind, public), program.as_ref());
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &names))?;
-    let nat = match work {
-        Forwarding::Translate { table, .. } => Some(table),
-        Forwarding::Wire | Forwarding::Route => None,
+    let (nat, address_watch) = match work {
+        Forwarding::Translate { table, nat, is_own, .. } => {
+            (Some(table), Some(AddressWatch::new(nat.address, is_own)))
+        }
+        Forwarding::Wire | Forwarding::Route => (None, None),
     };
 
     let frames = frames.clone();
@@ -167,6 +170,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
         table,
         nat,
         own_address,
+        address_watch,
         state_file,
         questions,
         program,
@@ -435,6 +439,7 @@ impl Prepared for PreparedFrames {
             program: self.program,
             nat: self.nat,
             own_address: self.own_address,
+            address_watch: self.address_watch,
             state_file: self.state_file,
             fullness: Fullness::default(),
             counters,

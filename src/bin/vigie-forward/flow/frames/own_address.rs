@@ -130,6 +130,46 @@ impl OwnAddress {
     }
 }
 
+/// Tells when this host gets or loses the public address, for which the flow was set up otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AddressWatch {
+    address: Ipv4Addr,
+    /// This host had it at the start.
+    is_own: bool,
+    has_changed: bool,
+}
+
+impl AddressWatch {
+    pub(super) const fn new(address: Ipv4Addr, is_own: bool) -> Self {
+        Self { address, is_own, has_changed: false }
+    }
+
+    pub(super) const fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// Returns what to log; `is_local` says whether this host has the address now.
+    pub(super) fn check(&mut self, is_local: bool) -> Option<String> {
+        let has_changed = is_local != self.is_own;
+        if has_changed == std::mem::replace(&mut self.has_changed, has_changed) {
+            return None;
+        }
+        let address = self.address;
+        Some(match (has_changed, self.is_own) {
+            (false, true) => format!("{address} is an address of this host again"),
+            (false, false) => format!("{address} is no address of this host any more"),
+            (true, true) => format!(
+                "{address} is no address of this host any more, so that no answers to its translations arrive: add it again (`ip addr \
+                 add`), or end `vigie-forward` and start it again"
+            ),
+            (true, false) => format!(
+                "{address} has become an address of this host, whose kernel resets translated connections: take it away (`ip addr \
+                 del`), or end `vigie-forward` and start it again"
+            ),
+        })
+    }
+}
+
 /// Reads an address as the kernel's tables have it: words of 32 bits as the processor reads them. `None` if it is none of IPv4.
 fn address_of(hex: &str) -> Option<IpAddr> {
     let words = hex.as_bytes().chunks(8).map(|word| {
@@ -167,6 +207,17 @@ mod tests {
         assert_eq!(own(60999, 65535).shared_with(range, "\n"), Some(60999));
         assert_eq!(own(40000, 50000).shared_with(range, "40000-50000\n"), None);
         assert_eq!(own(40000, 50000).shared_with(range, "80,40000-45000,45002-50000"), Some(45001));
+    }
+
+    /// Goal: each change of the address is told once. Method: an address that the host has at the start, and one that it has not.
+    #[test]
+    fn changes_of_the_address_are_told() {
+        for is_own in [false, true] {
+            let mut watch = AddressWatch::new([10, 2, 0, 1].into(), is_own);
+            let mut said = |is_local| watch.check(is_local).is_some();
+            let all = [is_own, !is_own, !is_own, is_own, is_own].map(&mut said);
+            assert_eq!(all, [false, true, false, true, false]);
+        }
     }
 
     /// Goal: sockets that have one of the ports at this address are found, and no others. Method: lines as the kernel writes them.

@@ -9,7 +9,7 @@ use vigie::{
         host::{AsyncForwarder, Forwarder},
         packet::Port,
         pipeline::DropReason,
-        tables::{CounterSnapshot, NatTable, Traffic, TrafficCounters},
+        tables::{CounterSnapshot, NatTable, Prefix, Traffic, TrafficCounters},
     },
     spawn_blocking,
     via::link::merges_packets,
@@ -18,7 +18,7 @@ use vigie::{
 use super::{
     checks::{Claims, kernel_forwarding, merging},
     fullness::Fullness,
-    own_address::OwnAddress,
+    own_address::{AddressWatch, OwnAddress},
     program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
     state_file::StateFile,
@@ -28,7 +28,7 @@ use crate::{
     cli::FlowSide,
     flow::{Drained, Draining, Running},
     journal::log,
-    kernel::{Change, NetlinkCache},
+    kernel::{Change, NetlinkCache, Target},
     migration::Migration,
     stats::FlowReport,
 };
@@ -50,6 +50,7 @@ pub(super) struct FramesFlow {
     pub(super) nat: Option<NatTable>,
     /// The public address, if this host has it itself.
     pub(super) own_address: Option<OwnAddress>,
+    pub(super) address_watch: Option<AddressWatch>,
     /// The file that keeps translations.
     pub(super) state_file: Option<StateFile>,
     pub(super) fullness: Fullness,
@@ -255,6 +256,12 @@ impl Running for FramesFlow {
         if let Some(cache) = cache.filter(|_| self.routes && now >= self.refresh_at) {
             self.refresh_at = now + REFRESH;
             self.watch_kernel();
+            if let Some(watch) = &mut self.address_watch {
+                let target = cache.target(Prefix::host(watch.address().into()));
+                if let Some(said) = watch.check(target == Some(Target::Local)) {
+                    log(format!("flow `{}`: {said}", self.head.name));
+                }
+            }
             let asked = cache.neighbours_to_ask(&self.tables.indices()).into_iter();
             let asked = asked.filter_map(|(index, one)| Some((self.tables.port(index)?, one)));
             self.tables.ask_for(asked);
