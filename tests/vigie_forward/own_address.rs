@@ -132,11 +132,13 @@ fn the_host_has_the_public_address() {
                 assert_eq!(counter(&stats, "nat", &format!("dropped: {lost}")), 0, "{path}");
             }
             assert!(counter(&stats, "nat", "left_to_kernel") > 0);
-            network.router.run("ip addr del 10.2.0.1/24 dev rb");
-            nat.until("10.2.0.1 is no address of this host any more");
-            network.router.run("ip addr add 10.2.0.1/24 dev rb");
-            nat.until("10.2.0.1 is an address of this host again");
-            call(&network.caller(), SERVER, network.echo());
+            if path == "tcx" {
+                network.router.run("ip addr del 10.2.0.1/24 dev rb");
+                nat.until("10.2.0.1 is no address of this host any more");
+                network.router.run("ip addr add 10.2.0.1/24 dev rb");
+                nat.until("10.2.0.1 is an address of this host again");
+                call(&network.caller(), SERVER, network.echo());
+            }
             assert_eq!(nat.end().code(), 0);
         }
         let refused = network.server.inside(|| {
