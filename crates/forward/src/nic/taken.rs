@@ -4,8 +4,9 @@ use std::{net::Ipv4Addr, ops::RangeInclusive};
 
 use crate::{
     bpf::{
-        Assembler, Condition, Helper, Label, Operation, Program, ProgramError, ProgramKind,
-        Register::{R0, R1, R2, R6, R7, R8, R9},
+        Assembler, Condition, Helper, Label, MapId, MapKind, MapSpec, Operation, Program,
+        ProgramError, ProgramKind,
+        Register::{R0, R1, R2, R3, R4, R6, R7, R8, R9, R10},
         Size, TCX_NEXT,
     },
     packet::{TCP, UDP},
@@ -17,7 +18,9 @@ use crate::{
 /// has no socket: by a reset (TCP), or by an ICMP error. So another program, always at tcx and behind the pipeline's, marks packets to these
 /// ports as meant for another host (`PACKET_OTHERHOST`); the kernel's IP drops such without a word, and packet sockets of IP still get them.
 ///
-/// It leaves to the kernel ICMP, fragments but the first (which have no ports), and frames with VLAN tags.
+/// Later fragments, which have no ports, are marked if the first one was: else the kernel would keep them until they have waited in
+/// vain for it, and would soon have no room for those of its own sockets. It leaves to the kernel ICMP, fragments that come before their first
+/// one, and frames with VLAN tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "`NicPipelineBuilder::take_from_kernel` has it"]
 pub struct TakenPorts {
@@ -43,6 +46,16 @@ const SKB_DATA_END: i16 = 80;
 const ETHERNET: i32 = 14;
 const IPV4: i32 = 20;
 const PORTS: i32 = 4;
+/// Offsets in a frame: of a packet's identification, its flags and place as a fragment, and its source.
+const IDENTIFICATION: i16 = 18;
+const FRAGMENT: i16 = 20;
+const PROTOCOL: i16 = 23;
+const SOURCE: i16 = 26;
+/// Bytes of a fragment's key (source, identification and protocol) and of a value, below the end of the stack.
+const KEY: i16 = 8;
+const VALUE: i16 = 16;
+/// The number of packets whose first fragment was marked that are remembered; the oldest is forgotten.
+const FRAGMENTED_MAX: u32 = 4096;
 
 impl TakenPorts {
     /// Takes no ports of `address` yet.
@@ -65,7 +78,8 @@ impl TakenPorts {
     /// Builds the program that marks the packets.
     pub(super) fn program(&self) -> Result<Program, ProgramError> {
         let mut a = Assembler::new("vigie_taken", ProgramKind::Tcx).without_dead_code();
-        let [next, hide] = [(); 2].map(|()| a.label());
+        let fragmented = a.map(MapSpec::new(MapKind::LruHash, 8, 8, FRAGMENTED_MAX));
+        let [next, hide, mark, later] = [(); 4].map(|()| a.label());
         a.set(R6, R1);
         for (field, expected) in
             [(SKB_TAGGED, 0), (SKB_PACKET_TYPE, 0), (SKB_PROTOCOL, half(0x0800))]
@@ -88,9 +102,8 @@ impl TakenPorts {
         a.load(Size::Word, R1, R7, 30);
         let address = i32::from_ne_bytes(self.address.octets());
         a.branch32(Condition::NotEqual, R1, address, next);
-        // A later fragment.
-        a.load(Size::Half, R1, R7, 20).compute(Operation::And, R1, half(0x1fff));
-        a.branch(Condition::NotEqual, R1, 0, next).load(Size::Byte, R9, R7, 23);
+        a.load(Size::Half, R1, R7, FRAGMENT).compute(Operation::And, R1, half(0x1fff));
+        a.branch(Condition::NotEqual, R1, 0, later).load(Size::Byte, R9, R7, PROTOCOL);
         let with_ports = a.label();
         for last in [false, true] {
             header_length(&mut a);
@@ -121,7 +134,17 @@ impl TakenPorts {
                 a.bind(of_udp);
             }
         }
-        a.bind(hide).set(R1, R6).set(R2, OTHER_HOST).call(Helper::ChangePacketType);
+        a.bind(later);
+        key_of_fragment(&mut a, fragmented).call(Helper::MapLookup);
+        a.branch(Condition::Equal, R0, 0, next).jump(mark);
+
+        // A whole packet, or the first of its fragments.
+        a.bind(hide).load(Size::Half, R1, R7, FRAGMENT);
+        a.compute(Operation::And, R1, half(0x2000)).branch(Condition::Equal, R1, 0, mark);
+        a.store(Size::Double, R10, -VALUE, 1);
+        key_of_fragment(&mut a, fragmented).set(R3, R10).add(R3, i32::from(-VALUE)).set(R4, 0);
+        a.call(Helper::MapUpdate);
+        a.bind(mark).set(R1, R6).set(R2, OTHER_HOST).call(Helper::ChangePacketType);
         a.bind(next).set(R0, TCX_NEXT).exit();
         a.finish()
     }
@@ -133,6 +156,14 @@ fn pull(a: &mut Assembler, otherwise: Label, bytes: impl FnOnce(&mut Assembler) 
     a.branch(Condition::NotEqual, R0, 0, otherwise);
 }
 
+/// Puts the map into R1, and the address of the key of a packet's fragments into R2.
+fn key_of_fragment(a: &mut Assembler, map: MapId) -> &mut Assembler {
+    a.load(Size::Word, R1, R7, SOURCE).store(Size::Word, R10, -KEY, R1);
+    a.load(Size::Half, R1, R7, IDENTIFICATION).store(Size::Half, R10, -KEY + 4, R1);
+    a.load(Size::Byte, R1, R7, PROTOCOL).store(Size::Half, R10, -KEY + 6, R1);
+    a.load_map(R1, map).set(R2, R10).add(R2, i32::from(-KEY))
+}
+
 /// Puts the length of the IPv4 header into R1, at most 60 bytes.
 fn header_length(a: &mut Assembler) -> &mut Assembler {
     a.load(Size::Byte, R1, R7, 14).compute(Operation::ShiftLeft, R1, 2);
@@ -142,7 +173,7 @@ fn header_length(a: &mut Assembler) -> &mut Assembler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bpf::{Interpreter, PacketBuffer, RunContext};
+    use crate::bpf::{Interpreter, PacketBuffer, RunContext, UserMap};
 
     const OWN: [u8; 4] = [198, 51, 100, 9];
 
@@ -165,10 +196,13 @@ mod tests {
     #[test]
     fn packets_to_taken_ports_are_marked() {
         let taken = TakenPorts::new(OWN.into()).tcp(2000..=2999).tcp(80..=80).udp(3000..=u16::MAX);
-        let interpreter = Interpreter::new(&taken.program().unwrap());
+        let program = taken.program().unwrap();
+        let interpreter = Interpreter::new(&program);
         let is_marked = |frame: &[u8]| {
+            let maps = program.maps().iter().map(|spec| UserMap::new(*spec).unwrap());
+            let mut maps: Vec<UserMap> = maps.collect();
             let mut packet = PacketBuffer::new(frame);
-            let outcome = interpreter.run(&RunContext::on(1), &mut packet, &mut []).unwrap();
+            let outcome = interpreter.run(&RunContext::on(1), &mut packet, &mut maps).unwrap();
             assert_eq!((outcome.action.cast_signed(), packet.frame()), (TCX_NEXT, frame));
             outcome.packet_type == 3
         };
@@ -203,5 +237,28 @@ mod tests {
         let mut short = frame(TCP, OWN, 80, 0, 0);
         short[14] = 0x44;
         assert!(!is_marked(&short));
+    }
+    /// Goal: later fragments are marked if the first one was, and those of other packets are not. Method: the first fragments of a packet to a
+    /// taken port and of one to another port, then later ones that differ in one field.
+    #[test]
+    fn fragments_follow_their_first() {
+        let program = TakenPorts::new(OWN.into()).udp(2000..=2999).program().unwrap();
+        let interpreter = Interpreter::new(&program);
+        let maps = program.maps().iter().map(|spec| UserMap::new(*spec).unwrap());
+        let mut maps: Vec<UserMap> = maps.collect();
+        let mut is_marked = |protocol, source: u8, number: u8, port, place| {
+            let mut frame = frame(protocol, OWN, port, 0, place);
+            (frame[19], frame[29]) = (number, source);
+            let mut packet = PacketBuffer::new(&frame);
+            interpreter.run(&RunContext::on(1), &mut packet, &mut maps).unwrap().packet_type == 3
+        };
+        assert!(!is_marked(UDP, 2, 1, 0, 0x2010));
+        assert!(is_marked(UDP, 2, 1, 2000, 0x2000));
+        assert!(!is_marked(UDP, 2, 2, 80, 0x2000));
+        assert!(is_marked(UDP, 2, 1, 0, 0x2010) && is_marked(UDP, 2, 1, 0, 0x0020));
+        assert!(!is_marked(UDP, 2, 2, 0, 0x2010) && !is_marked(UDP, 3, 1, 0, 0x2010));
+        assert!(!is_marked(TCP, 2, 1, 0, 0x2010));
+        // A whole packet is not remembered.
+        assert!(is_marked(UDP, 2, 7, 2000, 0x4000) && !is_marked(UDP, 2, 7, 0, 0x2010));
     }
 }
