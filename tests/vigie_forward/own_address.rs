@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 
 use crate::{
     instance::{BOUND, Folder, counter, run},
-    network::{CLIENT, Host, Network, SERVER, call, with_network},
+    network::{CLIENT, Host, Network, SERVER, call, calls_through, with_network},
     paths::{forward, has_programs, stream},
 };
 
@@ -89,6 +89,13 @@ fn share(network: &Network) {
     assert!(call(&socket, SERVER, port).starts_with("10.2.0.1:"));
     assert!(converse(server, router, "0.0.0.0:0", PUBLIC).starts_with("10.2.0.2:"));
     assert!(converse(client, router, "0.0.0.0:0", PUBLIC).starts_with("10.1.0.2:"));
+    // Fragments, of which the kernel keeps only the router's own.
+    let long = "x".repeat(1800);
+    assert!(calls_through(&caller, SERVER, port, &long));
+    let waiting = router.run("cat /proc/net/sockstat");
+    assert!(waiting.contains("FRAG: inuse 0 memory 0"), "{waiting}");
+    assert!(calls_through(&socket, SERVER, port, &long));
+
     for (host, to) in [(server, PUBLIC), (client, PUBLIC), (client, SERVER)] {
         echo(host, to);
     }
@@ -164,8 +171,10 @@ fn ports_of_the_host_are_refused() {
             assert_eq!(ended.code(), 2, "{}", ended.said);
             assert!(ended.said.contains(expected), "{}", ended.said);
         };
-        refused(&[], "choose `ports` outside of net.ipv4.ip_local_port_range (32768 to 60999)");
-        refused(&["--ports", "60999-62000"], "gives port 60999 of `ports` (60999-62000)");
+        refused(&[], "choose ports outside of net.ipv4.ip_local_port_range (32768 to 60999)");
+        refused(&["--ports", "60999-62000"], "gives port 60999 of 60999-62000");
+        let publish = ["--publish", "tcp:40000=10.1.0.2:80"];
+        refused(&[&PORTS[..], &publish].concat(), "gives port 40000 of 40000");
         refused(&[&PORTS[..], &["--path", "af-packet"]].concat(), "needs no program");
         let used = "for translations (`ports`, `publish`), but a socket of this host has it";
         {

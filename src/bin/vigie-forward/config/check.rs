@@ -400,7 +400,12 @@ fn translated(nat: &Nat) -> Result<(), String> {
     if nat.inside.is_empty() {
         return Err("`inside` is empty: it needs at least one interface".to_owned());
     }
-    if nat.address.is_unspecified() || nat.address.is_multicast() || nat.address.is_broadcast() {
+    let address = nat.address;
+    if address.is_unspecified()
+        || address.is_multicast()
+        || address.is_broadcast()
+        || address.is_loopback()
+    {
         return Err(format!(
             "{} cannot be the address of a host: give the one of `outside`",
             nat.address
@@ -420,6 +425,9 @@ fn translated(nat: &Nat) -> Result<(), String> {
                 "{} is not IPv4, and addresses are translated in IPv4 only",
                 one.to
             ));
+        }
+        if one.to.ip() == nat.address {
+            return Err(format!("port {} is published to the public address itself", one.port));
         }
         if taken.insert((one.transport as u8, one.port), ()).is_some() {
             return Err(format!("port {} is published twice", one.port));

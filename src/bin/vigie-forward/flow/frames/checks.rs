@@ -6,6 +6,8 @@ use std::{
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixDatagram},
     },
+    thread,
+    time::Duration,
 };
 
 use vigie::{forward::tables::Prefix, via::link::merges_packets};
@@ -81,7 +83,12 @@ pub(super) fn check_interfaces(
         FlowKind::Nat(nat)
             if cache.target(Prefix::host(nat.address.into())) == Some(Target::Local) =>
         {
-            Some(OwnAddress::new(nat)?)
+            let own_address = OwnAddress::new(nat)?;
+            log(format!(
+                "{} is an address of this host, which its own connections share",
+                nat.address
+            ));
+            Some(own_address)
         }
         _ => None,
     };
@@ -94,11 +101,26 @@ pub(super) fn check_interfaces(
 #[derive(Debug)]
 pub(super) struct Claims(#[expect(dead_code, reason = "held, and not read")] Vec<UnixDatagram>);
 
+/// How often, and for how long, to wait for an interface that another instance has claimed: a second in all.
+const CLAIM_WAITS: u32 = 20;
+const CLAIM_WAIT: Duration = Duration::from_millis(50);
+
 /// Claims the interfaces: frames that two instances take would be sent twice.
 pub(super) fn claim(names: &[String]) -> Result<Claims, FlowError> {
+    let mut waits = CLAIM_WAITS;
     let claim = |name: &String| {
         let address = SocketAddr::from_abstract_name(format!("vigie-forward/interface/{name}"));
-        match address.and_then(|address| UnixDatagram::bind_addr(&address)) {
+        let bind = || UnixDatagram::bind_addr(address.as_ref().map_err(|error| error.kind())?);
+        let mut bound = bind();
+        // Perhaps by an instance that was killed, whose rings and programs the kernel is taking down.
+        while waits > 0
+            && bound.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+        {
+            waits -= 1;
+            thread::park_timeout(CLAIM_WAIT);
+            bound = bind();
+        }
+        match bound {
             Ok(socket) => Ok(socket),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 Err(FlowError::InvalidSetting(format!(

@@ -1,7 +1,7 @@
 //! A public address that this host has itself: which of its ports are the translations', and whether the host uses one of them.
 
 use std::{
-    fs,
+    fs, iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
     time::Duration,
@@ -43,13 +43,18 @@ impl OwnAddress {
             text.unwrap_or_default()
         };
         let ephemeral = setting("ip_local_port_range");
-        if let Some(port) = own.shared_with(&ephemeral, &setting("ip_local_reserved_ports")) {
+        let published = nat.publish.iter().map(|one| (one.port..=one.port, one.port.to_string()));
+        let reserved = setting("ip_local_reserved_ports");
+        for (ports, named) in
+            iter::once((own.ports.clone(), nat.ports.to_string())).chain(published)
+        {
+            let Some(port) = shared(&ports, &ephemeral, &reserved) else { continue };
             let ephemeral = ephemeral.split_whitespace().collect::<Vec<_>>().join(" to ");
             return Err(FlowError::InvalidSetting(format!(
-                "{} is an address of this host, whose kernel gives port {port} of `ports` ({}) to connections of its own: choose \
-                 `ports` outside of net.ipv4.ip_local_port_range ({ephemeral}), as in 61000-65535, or reserve them (`sysctl -w \
-                 net.ipv4.ip_local_reserved_ports={}`)",
-                nat.address, nat.ports, nat.ports
+                "{} is an address of this host, whose kernel gives port {port} of {named} (`ports`, `publish`) to connections of its \
+                 own: choose ports outside of net.ipv4.ip_local_port_range ({ephemeral}), as in 61000-65535, or reserve them \
+                 (`sysctl -w net.ipv4.ip_local_reserved_ports={named}`)",
+                nat.address
             )));
         }
         match own.used_by_host() {
@@ -65,22 +70,6 @@ impl OwnAddress {
             TransportProtocol::Tcp => ports.tcp(*port..=*port),
             TransportProtocol::Udp => ports.udp(*port..=*port),
         })
-    }
-
-    /// Returns a port of `ports` that the kernel would choose for a connection, given its two settings.
-    fn shared_with(&self, ephemeral: &str, reserved: &str) -> Option<u16> {
-        let mut bounds = ephemeral.split_whitespace().filter_map(|word| word.parse::<u16>().ok());
-        let (first, last) = (bounds.next()?, bounds.next()?);
-        let reserved: Vec<RangeInclusive<u16>> = reserved
-            .trim()
-            .split(',')
-            .filter_map(|range| {
-                let (first, last) = range.split_once('-').unwrap_or((range, range));
-                Some(first.parse().ok()?..=last.parse().ok()?)
-            })
-            .collect();
-        let mut shared = first.max(*self.ports.start())..=last.min(*self.ports.end());
-        shared.find(|port| !reserved.iter().any(|range| range.contains(port)))
     }
 
     /// Says when a socket of this host has one of the ports, and when none has any more.
@@ -170,6 +159,22 @@ impl AddressWatch {
     }
 }
 
+/// Returns one of some ports that the kernel would choose for a connection, given its two settings.
+fn shared(ports: &RangeInclusive<u16>, ephemeral: &str, reserved: &str) -> Option<u16> {
+    let mut bounds = ephemeral.split_whitespace().filter_map(|word| word.parse::<u16>().ok());
+    let (first, last) = (bounds.next()?, bounds.next()?);
+    let reserved: Vec<RangeInclusive<u16>> = reserved
+        .trim()
+        .split(',')
+        .filter_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        })
+        .collect();
+    let mut both = first.max(*ports.start())..=last.min(*ports.end());
+    both.find(|port| !reserved.iter().any(|range| range.contains(port)))
+}
+
 /// Reads an address as the kernel's tables have it: words of 32 bits as the processor reads them. `None` if it is none of IPv4.
 fn address_of(hex: &str) -> Option<IpAddr> {
     let words = hex.as_bytes().chunks(8).map(|word| {
@@ -201,12 +206,12 @@ mod tests {
     #[test]
     fn ephemeral_ports_are_refused() {
         let range = "32768\t60999\n";
-        assert_eq!(own(61000, 65535).shared_with(range, "\n"), None);
-        assert_eq!(own(1024, 32767).shared_with(range, "\n"), None);
-        assert_eq!(own(1024, 32768).shared_with(range, "\n"), Some(32768));
-        assert_eq!(own(60999, 65535).shared_with(range, "\n"), Some(60999));
-        assert_eq!(own(40000, 50000).shared_with(range, "40000-50000\n"), None);
-        assert_eq!(own(40000, 50000).shared_with(range, "80,40000-45000,45002-50000"), Some(45001));
+        assert_eq!(shared(&(61000..=65535), range, "\n"), None);
+        assert_eq!(shared(&(1024..=32767), range, "\n"), None);
+        assert_eq!(shared(&(1024..=32768), range, "\n"), Some(32768));
+        assert_eq!(shared(&(60999..=65535), range, "\n"), Some(60999));
+        assert_eq!(shared(&(40000..=50000), range, "40000-50000\n"), None);
+        assert_eq!(shared(&(40000..=50000), range, "80,40000-45000,45002-50000"), Some(45001));
     }
 
     /// Goal: each change of the address is told once. Method: an address that the host has at the start, and one that it has not.
