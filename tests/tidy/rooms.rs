@@ -204,6 +204,7 @@ pub(crate) const ROOMS: &[Rooms<'_>] = &[
             "switches",
             "timers",
             "waits",
+            "repository",
             "virtual_time",
             "worlds",
             "turns",

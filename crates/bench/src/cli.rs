@@ -30,6 +30,7 @@ use crate::loads::LoadsPlan;
 use crate::pending::PendingPlan;
 use crate::reaction::ReactionPlan;
 use crate::report::{Plan, Report, Table, measure};
+use crate::repository::RepositoryPlan;
 use crate::slowdown::SlowdownPlan;
 use crate::soak::SoakPlan;
 use crate::starts::StartsPlan;
@@ -141,6 +142,9 @@ measurements! {
     /// The scheduler in virtual time, for the goals.
     #[command(hide = true)]
     Simulation(VirtualTimePlan),
+    /// The size of the repository, and the time of a first build and of all tests, for the goals.
+    #[command(hide = true)]
+    Repository(RepositoryPlan),
     /// What simulated worlds cost, for the goals.
     #[command(hide = true)]
     Worlds(WorldsPlan),

@@ -85,6 +85,7 @@ mod idle;
 mod interrupts;
 mod pending;
 mod reaction;
+mod repository;
 mod switches;
 mod timers;
 pub mod turns;

@@ -135,6 +135,8 @@ pub(crate) enum Area {
     Simulation,
     /// What simulated worlds cost.
     Worlds,
+    /// The size of the repository, and the time of a first build and of all tests.
+    Repository,
 }
 
 impl fmt::Display for Area {

@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 50] = [
+const CASES: [&str; 51] = [
     "alltoall",
     "any",
     "barrier",
@@ -301,6 +301,7 @@ const CASES: [&str; 50] = [
     "relay-framed-stream",
     "relay-stream",
     "relay-tls",
+    "repository",
     "requests",
     "ring",
     "segments",
