@@ -91,6 +91,9 @@ fn share(network: &Network) {
     assert!(converse(client, router, "0.0.0.0:0", PUBLIC).starts_with("10.1.0.2:"));
     // Fragments, of which the kernel keeps only the router's own.
     let long = "x".repeat(1800);
+    for one in [&caller, &socket] {
+        one.set_read_timeout(Some(BOUND)).expect("a socket");
+    }
     assert!(calls_through(&caller, SERVER, port, &long));
     let waiting = router.run("cat /proc/net/sockstat");
     assert!(waiting.contains("FRAG: inuse 0 memory 0"), "{waiting}");

@@ -120,21 +120,17 @@ impl TakenPorts {
         }
         a.bind(with_ports).load(Size::Half, R2, R1, 16).network_order(Size::Half, R2);
 
-        let of_udp = a.label();
-        a.branch(Condition::Equal, R9, i32::from(UDP), of_udp);
-        a.branch(Condition::NotEqual, R9, i32::from(TCP), next);
-        for ranges in [&self.tcp, &self.udp] {
+        for (protocol, ranges) in [(TCP, &self.tcp), (UDP, &self.udp)] {
+            let other = a.label();
+            a.branch(Condition::NotEqual, R9, i32::from(protocol), other);
             for range in ranges {
                 let miss = a.label();
                 a.branch(Condition::Less, R2, i32::from(*range.start()), miss);
                 a.branch(Condition::AtMost, R2, i32::from(*range.end()), hide).bind(miss);
             }
-            a.jump(next);
-            if std::ptr::eq(ranges, &raw const self.tcp) {
-                a.bind(of_udp);
-            }
+            a.bind(other);
         }
-        a.bind(later);
+        a.jump(next).bind(later);
         key_of_fragment(&mut a, fragmented).call(Helper::MapLookup);
         a.branch(Condition::Equal, R0, 0, next).jump(mark);
 

@@ -114,7 +114,7 @@ impl OwnAddress {
             });
         let is_open = !(tcp && state == TIME_WAIT);
         let reaches = address_of(address)
-            .is_none_or(|address| address.is_unspecified() || address == self.address);
+            .is_some_and(|address| address.is_unspecified() || address == self.address);
         (is_taken && is_open && reaches).then_some(port)
     }
 }
@@ -175,7 +175,8 @@ fn shared(ports: &RangeInclusive<u16>, ephemeral: &str, reserved: &str) -> Optio
     both.find(|port| !reserved.iter().any(|range| range.contains(port)))
 }
 
-/// Reads an address as the kernel's tables have it: words of 32 bits as the processor reads them. `None` if it is none of IPv4.
+/// Reads an address as the kernel's tables of sockets have it, in words of 32 bits of this processor. Addresses of IPv4 within IPv6 become
+/// those of IPv4.
 fn address_of(hex: &str) -> Option<IpAddr> {
     let words = hex.as_bytes().chunks(8).map(|word| {
         let word = std::str::from_utf8(word).ok()?;
