@@ -336,8 +336,8 @@ impl ReliableLink {
                 self.prefetch_next(nic, length);
             }
         } else {
-            // The peer looks for the next frame in this place, since it knows of none here.
-            self.writer = before;
+            // The peer looks for the next frame in this place, since it knows of none here. Credits may have arrived since.
+            self.writer.go_back_to(&before);
         }
         sent
     }
@@ -406,7 +406,7 @@ impl ReliableLink {
         let before = self.writer;
         let place = self.place(length).ok()??;
         if to_u64(memory.len()) < u64::from(place.offset) + u64::from(length) {
-            self.writer = before;
+            self.writer.go_back_to(&before);
             return None;
         }
         self.descriptors_out.take();
