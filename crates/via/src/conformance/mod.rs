@@ -8,7 +8,7 @@
 //! - *connections*: client-server and peer-to-peer, every refusal, withdrawals, disconnects, the end of a
 //!   NIC, the states of a VI;
 //! - *transfers*: order, gathering and scattering, empty and largest transfers, inline data, data before
-//!   completion, words, RDMA reads;
+//!   completion, words, RDMA reads, writes with a head;
 //! - *errors*: a missing receive descriptor, lengths, formats, and every kind of access to memory that does
 //!   not exist or is not allowed, locally and at the peer, each with its effect on the connection;
 //! - *queues*: shared completion queues, full queues, flushed descriptors, destroyed objects, sleep;
@@ -52,6 +52,7 @@
 mod connections;
 mod errors;
 mod fixture;
+mod headed;
 mod protection;
 mod queues;
 mod report;
@@ -108,6 +109,7 @@ fn all_cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
     let mut cases: Vec<(&'static str, ConformanceCase<F>)> = Vec::new();
     cases.extend(connections::cases());
     cases.extend(transfers::cases());
+    cases.extend(headed::cases());
     cases.extend(errors::cases());
     cases.extend(protection::cases());
     cases.extend(queues::cases());

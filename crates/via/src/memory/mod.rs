@@ -361,19 +361,39 @@ impl Memory {
         offset: u64,
         line: &[AtomicU64; CACHE_LINE / 8],
     ) -> Result<(), OutOfBounds> {
-        let to = self.writable_at(offset, CACHE_LINE)?;
+        self.store_line(offset, line.each_ref().map(|word| word.load(Ordering::Relaxed)))
+    }
+
+    /// As [`write_line`](Self::write_line), of words that are in registers.
+    #[inline]
+    pub(crate) fn store_line(
+        &self,
+        offset: u64,
+        [first, rest @ ..]: [u64; CACHE_LINE / 8],
+    ) -> Result<(), OutOfBounds> {
+        if !self.bytes.is_writable {
+            return Err(out_of_bounds(offset, CACHE_LINE, 0));
+        }
+        let [place, places @ ..] = self.line(offset)?;
+        for (place, word) in places.iter().zip(rest) {
+            place.store(word, Ordering::Relaxed);
+        }
+        place.store(first, Ordering::Release);
+        Ok(())
+    }
+
+    /// Returns the words of the cache line at `offset`, which may be mapped for reading only.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also if `offset` is not a multiple of 8.
+    #[inline]
+    pub(crate) fn line(&self, offset: u64) -> Result<&[AtomicU64; CACHE_LINE / 8], OutOfBounds> {
+        let line = self.at(offset, CACHE_LINE)?.cast_const();
         if !offset.is_multiple_of(8) {
             return Err(out_of_bounds(offset, CACHE_LINE, self.bytes.length));
         }
-        let to: *const [AtomicU64; CACHE_LINE / 8] = to.cast_const().cast();
-        // SAFETY: in bounds and writable, aligned as for `word`, and alive as long as `self`; atomics allow
-        // concurrent writers.
-        let to = unsafe { &*to };
-        for (place, word) in to.iter().zip(line).skip(1) {
-            place.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        to[0].store(line[0].load(Ordering::Relaxed), Ordering::Release);
-        Ok(())
+        // SAFETY: in bounds, aligned as for `word`, and alive as long as `self`; atomics allow concurrent writers.
+        Ok(unsafe { &*line.cast::<[AtomicU64; CACHE_LINE / 8]>() })
     }
 
     #[inline]

@@ -320,6 +320,9 @@ impl<P: Provider> Communicator<P> {
         mode: SendMode,
         bytes: Vec<u8>,
     ) -> Result<SendRequest<P>, MessageError> {
+        if self.inner.with(|engine| engine.send_headed(dest, self.context, tag, mode, &bytes)) {
+            return Ok(SendRequest { pending: None });
+        }
         self.start(dest, tag, mode, Payload::Owned(bytes))
     }
 
@@ -391,6 +394,15 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
         let inner = &*self.inner;
+        // Apart from the wait, so that the status need not travel through memory.
+        match inner.with(|engine| engine.receive_headed(&pattern, sink)) {
+            Some(Begun::Received(status)) => return Ok(status),
+            Some(Begun::Open(id)) => {
+                let wait = (inner.waiter.wait(), WaitPhase::Polling);
+                return self.recv_rest(id, sink, wait).await;
+            }
+            None => {}
+        }
         let mut wait = inner.waiter.wait();
         let polled = wait.try_first(|| {
             inner.with(|engine| {

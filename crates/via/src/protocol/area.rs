@@ -218,6 +218,12 @@ impl AreaReader {
         Some(AreaFrame { offset: offset * UNIT + lead(length), length })
     }
 
+    /// Returns where the next frame begins, unless it begins anew.
+    #[inline]
+    pub(super) const fn next_offset(&self) -> u32 {
+        self.read_pointer * UNIT
+    }
+
     /// Gives back the frame that was found last.
     #[inline]
     pub(super) fn release(&mut self) {
@@ -264,6 +270,12 @@ impl AreaReader {
     #[must_use]
     pub(super) const fn released(&self) -> u32 {
         self.released
+    }
+
+    /// Returns the units that were found and not given back.
+    #[cfg(test)]
+    pub(super) const fn held(&self) -> u32 {
+        self.read.wrapping_sub(self.released)
     }
 
     /// Returns the size of the area, in units.

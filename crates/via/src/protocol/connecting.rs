@@ -137,11 +137,15 @@ impl<P: Provider> MessageEngine<P> {
                 peer.window_out = u64::from(parameters.window_bytes);
                 peer.announced_out_max = parameters.announced_messages_max;
                 peer.failed = None;
+                let (vi, memories) = (own.vi, [own.area.handle, own.control.handle]);
                 peer.link = if config.is_unreliable() {
                     PeerLink::Unreliable(Box::new(UnreliableLink::new(own, parameters, &config)))
                 } else {
                     PeerLink::Reliable(link::ReliableLink::new(own, parameters))
                 };
+                for memory in memories {
+                    self.nic.take_headed_writes(vi, memory);
+                }
                 Ok(())
             }
             other => {

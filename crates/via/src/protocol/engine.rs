@@ -25,7 +25,10 @@ use super::{
 };
 use crate::{
     slots::Slots,
-    vi::{Completion, DisconnectReason, NicEvent, Provider, Queue, RegistrationCache, ViError},
+    vi::{
+        Completion, DisconnectReason, HeadedPoll, NicEvent, Provider, Queue, RegistrationCache,
+        ViError,
+    },
 };
 
 /// The most completions that one call takes.
@@ -283,9 +286,23 @@ impl<P: Provider> MessageEngine<P> {
     /// Takes one completion. Returns whether there was one.
     #[inline]
     pub(super) fn step<S: Sink + ?Sized>(&mut self, direct: &mut DirectReceive<'_, S>) -> bool {
-        let link = direct.source.and_then(|rank| reliable(&self.peers, rank));
-        let completion = match link {
-            Some(link) => self.nic.poll_cq_for(self.cq, link.vi),
+        let vi = direct.source.and_then(|rank| reliable(&self.peers, rank)).map(|link| link.vi);
+        match self.nic.poll_headed_write(self.cq, vi) {
+            HeadedPoll::Write(write) => {
+                self.worked = self.worked.wrapping_add(1);
+                self.take_headed(write, direct);
+                return true;
+            }
+            HeadedPoll::Nothing => {
+                if let Some(link) = direct.source.and_then(|rank| reliable(&self.peers, rank)) {
+                    link.fetch_next();
+                }
+                return self.step_own(direct);
+            }
+            HeadedPoll::Other => {}
+        }
+        let completion = match vi {
+            Some(vi) => self.nic.poll_cq_for(self.cq, vi),
             None => self.nic.poll_cq(self.cq),
         };
         if let Some(completion) = completion {
@@ -357,12 +374,27 @@ impl<P: Provider> MessageEngine<P> {
             return self.arrived_elsewhere(rank, immediate, direct);
         };
 
-        // From now on the peer may be owed credits: it gets them at the latest before the engine sleeps.
         link.consumed();
+        // From now on the peer may be owed credits: it gets them at the latest before the engine sleeps.
         if !std::mem::replace(is_touched, true) {
             self.touched.push(rank);
         }
+        self.took(rank, immediate, direct)
+    }
 
+    /// Handles an arrival of a reliable VI whose descriptor was accounted for.
+    #[inline]
+    pub(super) fn took<S: Sink + ?Sized>(
+        &mut self,
+        rank: u32,
+        immediate: i32,
+        direct: &mut DirectReceive<'_, S>,
+    ) -> Result<(), &'static str> {
+        let Some(Peer { link: PeerLink::Reliable(link), failed: None, .. }) =
+            self.peers.get_mut(rank as usize)
+        else {
+            return Ok(());
+        };
         match immediate {
             link::CONTROL_IMMEDIATE => {
                 let control = link.take_control().ok_or("an unknown control entry")?;

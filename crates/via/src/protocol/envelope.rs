@@ -68,7 +68,7 @@ impl Envelope {
     }
 
     /// Returns these bytes as a number, which travels in registers.
-    #[inline]
+    #[inline(always)]
     pub(super) fn bits(&self) -> u128 {
         let kind = match self.kind {
             FrameKind::Eager => 1,
@@ -83,6 +83,12 @@ impl Envelope {
             | u128::from(self.tag) << 32
             | u128::from(self.id) << 64
             | u128::from(self.length) << 96
+    }
+
+    /// Returns the envelope with these [bits](Self::bits), or `None` if they have an unknown kind or flag.
+    #[inline(always)]
+    pub(super) fn of_bits(bits: u128) -> Option<Self> {
+        Self::decode(bits.to_le_bytes())
     }
 
     /// Returns the envelope in these bytes, or `None` if they have an unknown kind or flag.

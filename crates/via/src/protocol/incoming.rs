@@ -57,7 +57,7 @@ impl ArrivedFrame {
 
     /// Cuts off the bytes that were read.
     #[inline]
-    const fn skip(&mut self, count: usize) {
+    pub(super) const fn skip(&mut self, count: usize) {
         self.start += count;
         self.length -= count;
     }
@@ -76,6 +76,21 @@ pub(super) enum ReceiveInterest<'a> {
     Begin(&'a Pattern),
     /// The message of this request.
     Request(u64),
+}
+
+impl ReceiveInterest<'_> {
+    /// Returns whether a whole message with this label is the caller's, where `taker` is the posted receive that it matches. `has_result`:
+    /// the caller has received another one.
+    #[inline]
+    pub(super) fn is_for(self, taker: Option<u64>, label: Label, has_result: bool) -> bool {
+        match self {
+            Self::Request(own) => taker == Some(own),
+            Self::Now(pattern) | Self::View(pattern) | Self::Begin(pattern) => {
+                taker.is_none() && !has_result && pattern.matches(label)
+            }
+            Self::Nothing => false,
+        }
+    }
 }
 
 /// The caller's own receive.
@@ -188,7 +203,12 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Copies a frame's payload to a sink. Returns how many bytes the sink took.
     #[inline]
-    fn copy<S: Sink + ?Sized>(&self, arrival: &ArrivedFrame, sink: &mut S, offset: u64) -> usize {
+    pub(super) fn copy<S: Sink + ?Sized>(
+        &self,
+        arrival: &ArrivedFrame,
+        sink: &mut S,
+        offset: u64,
+    ) -> usize {
         let from = match &arrival.origin {
             Origin::Area(from) => u64::from(*from) + to_u64(arrival.start),
             Origin::Heap(frame) => {
@@ -244,16 +264,7 @@ impl<P: Provider> MessageEngine<P> {
         self.counters.messages_received += 1;
         let label = Label { context: envelope.context, source: arrival.rank, tag: envelope.tag };
         let taker = self.posted.take(label);
-        let is_direct = match direct.interest {
-            ReceiveInterest::Request(own) => taker == Some(own),
-            ReceiveInterest::Now(pattern)
-            | ReceiveInterest::View(pattern)
-            | ReceiveInterest::Begin(pattern) => {
-                taker.is_none() && direct.result.is_none() && pattern.matches(label)
-            }
-            ReceiveInterest::Nothing => false,
-        };
-
+        let is_direct = direct.interest.is_for(taker, label, direct.result.is_some());
         if is_direct
             && let (ReceiveInterest::View(_), Origin::Area(offset)) =
                 (direct.interest, &arrival.origin)
@@ -270,14 +281,7 @@ impl<P: Provider> MessageEngine<P> {
             } else {
                 self.copy(arrival, direct.sink, 0)
             };
-            let is_truncated = taken < arrival.length;
-            direct.result = Some(Status::new(label, u64::from(envelope.length), is_truncated));
-            if let Some(own) = taker {
-                self.requests.discard(own);
-            }
-            if envelope.has(FLAG_SYNCHRONOUS) {
-                self.queue_control(arrival.rank, Control::Matched { request: envelope.id.into() });
-            }
+            direct.result = Some(self.end_direct(envelope, label, taken, taker));
             return Ok(());
         }
         self.eager_to_heap(envelope, label, arrival, taker)
@@ -336,7 +340,7 @@ impl<P: Provider> MessageEngine<P> {
         handled
     }
 
-    fn eager_to_heap(
+    pub(super) fn eager_to_heap(
         &mut self,
         envelope: &Envelope,
         label: Label,

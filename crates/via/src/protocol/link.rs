@@ -49,6 +49,9 @@ const PREFETCH_MIN_BYTES: u32 = 128;
 /// The most bytes of the next frame's place that are prefetched. The copy itself prefetches the rest.
 const PREFETCH_MAX_BYTES: u32 = 16 << 10;
 
+/// The longest frame whose lines are fetched before it is announced, in bytes. Measured: from 1 KiB on it gains nothing.
+const EXPECTED_MAX_BYTES: u32 = 512;
+
 /// The most bytes of an arrived frame that are prefetched. Measured: 1 KiB takes a message of 2 KiB 13 % longer, and more gains nothing.
 const FETCHED_MAX_BYTES: u32 = 4 << 10;
 
@@ -207,6 +210,8 @@ pub(super) struct ReliableLink {
     notified: Returned,
     unposted: u32,
     owes_credit_notice: bool,
+    /// The length of the last frame, if the next one's lines should be fetched; otherwise zero.
+    last_length: u32,
 }
 
 /// The parts that a side prepares for its link.
@@ -252,6 +257,7 @@ impl ReliableLink {
             notified: Returned::default(),
             unposted: 0,
             owes_credit_notice: false,
+            last_length: 0,
         }
     }
 
@@ -306,6 +312,13 @@ impl ReliableLink {
         slices: &[IoSlice<'_>],
         length: u32,
     ) -> SendOutcome {
+        if let [head, rest @ ..] = slices
+            && let (Ok(head), [] | [_]) = (<[u8; 16]>::try_from(&**head), rest)
+            && self.send_headed(nic, u128::from_le_bytes(head), rest.first().map_or(&[], |it| it))
+        {
+            return SendOutcome::Done;
+        }
+
         // The peer finds frames one behind the other. So a loaned place is announced first, to be filled later.
         if self.loaned.is_some() {
             match self.skip_loaned(nic) {
@@ -331,10 +344,7 @@ impl ReliableLink {
 
         if sent == SendOutcome::Done {
             self.descriptors_out.take();
-            let body = (length as usize).saturating_sub(ENVELOPE_BYTES);
-            if length >= PREFETCH_MIN_BYTES && !is_string_copy(body) {
-                self.prefetch_next(nic, length);
-            }
+            self.prepare_next(nic, length);
         } else {
             // The peer looks for the next frame in this place, since it knows of none here. Credits may have arrived since.
             self.writer.go_back_to(&before);
@@ -356,6 +366,41 @@ impl ReliableLink {
                 u64::from(place.offset),
                 length.min(PREFETCH_MAX_BYTES) as usize,
             );
+        }
+    }
+
+    /// Sends a frame of 16 bytes and `body`, if the NIC can do that at once and nothing is in its way. Returns `false` if
+    /// [`send_frame`](Self::send_frame) has to do it, or to say why it cannot be done.
+    #[inline]
+    pub(super) fn send_headed<P: Provider>(
+        &mut self,
+        nic: &mut P,
+        head: u128,
+        body: &[u8],
+    ) -> bool {
+        let Ok(length) = u32::try_from(ENVELOPE_BYTES + body.len()) else { return false };
+        if self.loaned.is_some() {
+            return false;
+        }
+        let before = self.writer;
+        let Ok(Some(place)) = self.place(length) else { return false };
+        let remote =
+            RemoteSegment { key: self.parameters.area_key, offset: u64::from(place.offset) };
+        if !nic.post_headed_write(self.vi, remote, place.immediate, head, body) {
+            self.writer.go_back_to(&before);
+            return false;
+        }
+        self.descriptors_out.take();
+        self.prepare_next(nic, length);
+        true
+    }
+
+    /// Prefetches the place of the next frame, if that helps.
+    #[inline]
+    fn prepare_next<P: Provider>(&mut self, nic: &P, length: u32) {
+        let body = (length as usize).saturating_sub(ENVELOPE_BYTES);
+        if length >= PREFETCH_MIN_BYTES && !is_string_copy(body) {
+            self.prefetch_next(nic, length);
         }
     }
 
@@ -528,8 +573,16 @@ impl ReliableLink {
         let remote = RemoteSegment { key: self.parameters.control_key, offset };
 
         let bytes = control.encode();
-        let slices = [IoSlice::new(&bytes)];
-        let sent = self.post(nic, Data::Inline(&slices), remote, Some(CONTROL_IMMEDIATE), None);
+        let is_sent = bytes.split_first_chunk().is_some_and(|(head, rest)| {
+            let head = u128::from_le_bytes(*head);
+            nic.post_headed_write(self.vi, remote, CONTROL_IMMEDIATE, head, rest)
+        });
+        let sent = if is_sent {
+            SendOutcome::Done
+        } else {
+            let slices = [IoSlice::new(&bytes)];
+            self.post(nic, Data::Inline(&slices), remote, Some(CONTROL_IMMEDIATE), None)
+        };
 
         if sent == SendOutcome::Done {
             self.controls_out.take();
@@ -578,6 +631,12 @@ impl ReliableLink {
         self.unposted += 1;
     }
 
+    /// Accounts for an arrival whose descriptor the NIC has posted again.
+    #[inline]
+    pub(super) const fn posted_again(&mut self) {
+        self.returned.descriptors = self.returned.descriptors.wrapping_add(1);
+    }
+
     /// Finds the frame that an immediate announces.
     #[inline]
     pub(super) fn find(&mut self, immediate: i32) -> Option<AreaFrame> {
@@ -591,11 +650,27 @@ impl ReliableLink {
         Some(found)
     }
 
+    /// Fetches the lines where the next frame should be, while its announcement is waited for, if it is as long as the last one and that was
+    /// short: otherwise its receiver would wait for one cache line after the other.
+    #[inline]
+    pub(super) fn fetch_next(&self) {
+        for line in (0..self.last_length).step_by(CACHE_LINE) {
+            self.area.memory.prefetch(u64::from(self.reader.next_offset() + line));
+        }
+    }
+
+    /// Notes how many bytes of the last frame were in its place.
+    #[inline]
+    pub(super) const fn note_length(&mut self, length: u32) {
+        self.last_length = if length <= EXPECTED_MAX_BYTES { length } else { 0 };
+    }
+
     /// Returns whether enough is to be given back that the peer should be told.
     #[inline]
     pub(super) const fn is_due(&self) -> bool {
         let area = self.reader.released().wrapping_sub(self.published.area);
-        self.unposted >= self.descriptors_count / 4
+        let posted = self.returned.descriptors.wrapping_sub(self.published.descriptors);
+        self.unposted.wrapping_add(posted) >= self.descriptors_count / 4
             || area >= self.area_quarter()
             || self.returned.controls.wrapping_sub(self.published.controls)
                 >= self.controls_count / 4

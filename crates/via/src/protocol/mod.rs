@@ -42,6 +42,7 @@ mod engine;
 mod envelope;
 mod failure;
 mod greeting;
+mod headed;
 mod incoming;
 mod link;
 mod loan;

@@ -33,11 +33,11 @@ const fn whole_lines(room: u64) -> u64 {
 
 /// The destination, label and mode of a message.
 #[derive(Clone, Copy)]
-struct MessageRoute {
-    dest: u32,
-    context: u16,
-    tag: u32,
-    mode: SendMode,
+pub(super) struct MessageRoute {
+    pub(super) dest: u32,
+    pub(super) context: u16,
+    pub(super) tag: u32,
+    pub(super) mode: SendMode,
 }
 
 /// Returns what the first frame of a message says that is not sent whole: its beginning follows, or nothing if the peer has
@@ -135,17 +135,10 @@ impl<P: Provider> MessageEngine<P> {
         mode: SendMode,
         bytes: &[u8],
     ) -> Result<SendState, SendError> {
-        let route = MessageRoute { dest, context, tag, mode };
-        if mode != SendMode::Synchronous
-            && let Some((head, frame)) = self.head_at_once(route, to_u64(bytes.len()))
-        {
-            let head = head.to_le_bytes();
-            let slices = [IoSlice::new(&head), IoSlice::new(bytes)];
-            if self.frame_at_once(dest, &slices, frame) {
-                return Ok(SendState::Done);
-            }
+        if self.send_headed(dest, context, tag, mode, bytes) {
+            return Ok(SendState::Done);
         }
-        self.begin_send(route, Payload::Borrowed(&[IoSlice::new(bytes)]))
+        self.send(dest, context, tag, mode, Payload::Borrowed(&[IoSlice::new(bytes)]))
     }
 
     /// Sends a message in one frame, if no message is before it and there is credit.
@@ -162,7 +155,7 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Returns the envelope of a message that may be sent at once, as a number, and the length of its frame.
     #[inline]
-    fn head_at_once(&self, route: MessageRoute, length: u64) -> Option<(u128, u32)> {
+    pub(super) fn head_at_once(&self, route: MessageRoute, length: u64) -> Option<(u128, u32)> {
         let MessageRoute { dest, context, tag, mode } = route;
         let peer = self.peers.get(dest as usize)?;
         let frame = length + to_u64(ENVELOPE_BYTES);

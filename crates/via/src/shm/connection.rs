@@ -7,15 +7,18 @@ use std::{
 };
 
 use super::{
-    entry::{DataLocation, Draft, EntryKind, RingEntry},
-    layout::size,
+    entry::{DataLocation, Draft, EntryKind, OFFSET_MAX, RingEntry, headed_write_words},
+    layout::{size, wide},
     ring::{Consumer, Producer},
     sys,
     table::RegionTable,
     wakeup::PeerPage,
     wire::ControlPacket,
 };
-use crate::vi::{DisconnectReason, Memory, MemoryHandle, RemoteKey, Status, objects::Access};
+use crate::vi::{
+    DisconnectReason, HEAD_BYTES, HeadedBody, Memory, MemoryHandle, RemoteKey, RemoteSegment,
+    Status, objects::Access,
+};
 
 /// The most bytes of a peer's memory that are mapped, so that no peer exhausts this process's address
 /// space. Memory granted beyond that is reached through its owner.
@@ -111,7 +114,7 @@ impl ShmConnection {
     #[inline]
     pub(super) fn push(&mut self, entry: &RingEntry, draft: &Draft) {
         entry.encode(draft);
-        self.producer.push(draft);
+        self.producer.push(draft.words());
         self.producer.claim_ahead();
         if entry.kind == EntryKind::Write && entry.place != DataLocation::Placed {
             let length = match entry.place {
@@ -120,6 +123,24 @@ impl ShmConnection {
                 DataLocation::Placed => 0,
             };
             self.note(entry.key, entry.offset, length, self.producer.tail());
+        }
+        self.wake_if_asleep();
+    }
+
+    /// As [`push`](Self::push), of a headed write.
+    #[inline(always)]
+    pub(super) fn push_headed_write(
+        &mut self,
+        to: RemoteSegment,
+        immediate: i32,
+        head: u128,
+        body: HeadedBody,
+    ) {
+        let offset = to.offset.min(OFFSET_MAX);
+        self.producer.push(headed_write_words(to.key, offset, immediate, head, body));
+        self.producer.claim_ahead();
+        if let HeadedBody::Here(short) = body {
+            self.note(to.key, offset, wide(HEAD_BYTES + short.len()), self.producer.tail());
         }
         self.wake_if_asleep();
     }
@@ -290,7 +311,7 @@ impl ShmConnection {
             return Ok(());
         };
         let mapped = self.mapped.swap_remove(index);
-        self.mapped_bytes -= super::layout::wide(mapped.memory.len());
+        self.mapped_bytes -= wide(mapped.memory.len());
         Ok(())
     }
 
@@ -334,8 +355,7 @@ impl ShmConnection {
                         self.memory_updates.pop_front();
                         continue;
                     };
-                    let (key, length) =
-                        (region.entry.key, super::layout::wide(region.entry.memory.len()));
+                    let (key, length) = (region.entry.key, wide(region.entry.memory.len()));
                     let packet = ControlPacket::Grant { key, length, allows_write, allows_read };
                     let sent = sys::send(self.socket.as_fd(), &packet.encode(), &[file.as_fd()]);
                     if sent.is_ok() {

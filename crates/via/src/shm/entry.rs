@@ -7,7 +7,7 @@
 //!        6..8    offset, bits 32 to 47               32..40  length of the whole transfer
 //!        8..12   immediate data
 //!       12..16   offset, bits 0 to 31
-//!       16..24   key
+//!       16..24   key                                40..56  head
 //! ```
 //!
 //! Everything here is pure. [`RingEntry::decode`] accepts any 64 bytes, since a hostile peer may write any.
@@ -15,10 +15,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::{CHUNK_MAX_BYTES, STAGING_BYTES, TRANSFER_MAX_BYTES};
-use crate::vi::{CACHE_LINE, RemoteKey};
+use crate::vi::{
+    CACHE_LINE, HEAD_BYTES, HeadedBody, RemoteKey, SHORT_BODY_MAX, ShortBody, headed::partial_word,
+};
 
 /// The most bytes of data inside an entry.
-pub(super) const INLINE_MAX: usize = 40;
+pub(super) const INLINE_MAX: usize = HEAD_BYTES + SHORT_BODY_MAX;
 /// The offset at which they begin in the entry.
 pub(super) const INLINE_AT: usize = 24;
 /// The largest offset that an entry can express. It is outside every region, so a larger offset may be
@@ -30,6 +32,8 @@ pub(super) type CacheLine = [u8; CACHE_LINE];
 
 const HAS_IMMEDIATE: u8 = 1 << 3;
 const IS_LAST: u8 = 1 << 4;
+/// The place of a write that is in place and whose head is also in the entry.
+const PLACED_HEADED: u8 = 3;
 
 /// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +150,10 @@ impl RingEntry {
                 }
                 (DataLocation::Staged { at, length }, total)
             }
-            2 => (DataLocation::Placed, u64::from_ne_bytes(take(line, 32))),
+            PLACED_HEADED if kind_bits != HEADED_WRITE => {
+                return Err("an entry with a head that has none");
+            }
+            2 | PLACED_HEADED => (DataLocation::Placed, u64::from_ne_bytes(take(line, 32))),
             _ => return Err("an entry of an unknown kind"),
         };
 
@@ -173,6 +180,90 @@ impl RingEntry {
         let key = RemoteKey(u64::from_ne_bytes(take(line, 16)));
         Ok(Self { kind, place, immediate, is_last, key, offset, total })
     }
+}
+
+/// The kind and flags of an RDMA write that is wholly inside its entry and has immediate data.
+const SHORT_WRITE: u8 = EntryKind::Write as u8 | HAS_IMMEDIATE | IS_LAST;
+/// Those of one that is in place, whose head is in the entry, too.
+const HEADED_WRITE: u8 = SHORT_WRITE | PLACED_HEADED << 5;
+
+/// Returns the words of a headed write's entry, without its sequence number. The caller ensures that the offset fits.
+#[inline(always)]
+pub(super) fn headed_write_words(
+    key: RemoteKey,
+    offset: u64,
+    immediate: i32,
+    head: u128,
+    body: HeadedBody,
+) -> [u64; LINE_WORDS] {
+    debug_assert!(offset <= OFFSET_MAX, "an offset that no entry can express");
+    let [a, b, c, d, high, higher, ..] = offset.to_le_bytes();
+    let second = words_of(immediate.cast_unsigned(), u32::from_ne_bytes([a, b, c, d]));
+    let first = |kind: u8, length| words_of(0, u32::from_ne_bytes([kind, length, high, higher]));
+    let (low, up) = halves(head);
+    match body {
+        HeadedBody::Here(short) => {
+            let [x, y, z] = short.words();
+            #[expect(clippy::cast_possible_truncation, reason = "at most 40")]
+            let length = (HEAD_BYTES + short.len()) as u8;
+            [first(SHORT_WRITE, length), second, key.0, low, up, x, y, z]
+        }
+        HeadedBody::InPlace(length) => {
+            let total = u64::from(length) + HEAD_BYTES as u64;
+            [first(HEADED_WRITE, 0), second, key.0, 0, total, low, up, 0]
+        }
+    }
+}
+
+/// A headed write as its entry has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeadedEntry {
+    pub(super) key: RemoteKey,
+    pub(super) offset: u64,
+    pub(super) immediate: i32,
+    pub(super) head: u128,
+    pub(super) body: HeadedBody,
+}
+
+/// Returns the headed write of an entry, if it is one.
+#[inline(always)]
+pub(super) fn headed_write_of(line: &[AtomicU64; LINE_WORDS], first: u64) -> Option<HeadedEntry> {
+    let [_, _, _, _, kind, length, high, higher] = first.to_ne_bytes();
+    // Each word is loaded once: the peer may write others meanwhile.
+    let load = |index: usize| line[index].load(Ordering::Relaxed);
+    if kind != SHORT_WRITE && kind != HEADED_WRITE {
+        return None;
+    }
+    let key = RemoteKey(load(2));
+    let [i, j, k, l, a, b, c, d] = load(1).to_ne_bytes();
+    let offset = u64::from_le_bytes([a, b, c, d, high, higher, 0, 0]);
+    let immediate = i32::from_ne_bytes([i, j, k, l]);
+    if kind == HEADED_WRITE {
+        let length = load(4).checked_sub(HEAD_BYTES as u64)?;
+        let body = HeadedBody::InPlace(u32::try_from(length).ok()?);
+        let head = whole(load(5), load(6));
+        return Some(HeadedEntry { key, offset, immediate, head, body });
+    }
+    let length = usize::from(length).checked_sub(HEAD_BYTES)?;
+    if length > SHORT_BODY_MAX {
+        return None;
+    }
+    let body = HeadedBody::Here(ShortBody::of_words([load(5), load(6), load(7)], length));
+    let head = whole(load(3), load(4));
+    Some(HeadedEntry { key, offset, immediate, head, body })
+}
+
+/// Returns the two words that hold a little-endian number of 16 bytes.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the halves are wanted")]
+const fn halves(number: u128) -> (u64, u64) {
+    ((number as u64).to_le(), ((number >> 64) as u64).to_le())
+}
+
+/// Returns the number in two such words.
+#[inline(always)]
+const fn whole(low: u64, up: u64) -> u128 {
+    u64::from_le(low) as u128 | (u64::from_le(up) as u128) << 64
 }
 
 /// Returns the word whose bytes in memory are those of both arguments, in this order.
@@ -208,13 +299,10 @@ impl Draft {
         self.words[index].store(word, Ordering::Relaxed);
     }
 
-    /// Returns the words, the first one with the entry's `sequence` number.
+    /// Returns the words.
     #[inline]
-    pub(super) fn numbered(&self, sequence: u32) -> &[AtomicU64; LINE_WORDS] {
-        let first = self.words[0].load(Ordering::Relaxed);
-        let mask = words_of(0, u32::MAX);
-        self.set(0, first & mask | words_of(sequence, 0));
-        &self.words
+    pub(super) fn words(&self) -> [u64; LINE_WORDS] {
+        self.words.each_ref().map(|word| word.load(Ordering::Relaxed))
     }
 
     /// Appends inline data to the `length` bytes already there. Returns the new length, or `None` if it
@@ -255,23 +343,10 @@ impl Draft {
     }
 }
 
-/// Returns a word that starts with fewer than eight bytes, without a detour through memory.
+/// Returns the first word of an entry with its `sequence` number.
 #[inline]
-fn partial_word(bytes: &[u8]) -> u64 {
-    let (mut word, mut shift, mut rest) = (0, 0, bytes);
-    if let Some((four, behind)) = rest.split_first_chunk::<4>() {
-        word = u64::from(u32::from_le_bytes(*four));
-        (shift, rest) = (32, behind);
-    }
-    if let Some((two, behind)) = rest.split_first_chunk::<2>() {
-        word |= u64::from(u16::from_le_bytes(*two)) << shift;
-        (shift, rest) = (shift + 16, behind);
-    }
-    if let [one] = rest {
-        word |= u64::from(*one) << shift;
-    }
-    // The bytes are now in address order, as in a little-endian word.
-    u64::from_le(word)
+pub(super) const fn numbered(first: u64, sequence: u32) -> u64 {
+    first & words_of(0, u32::MAX) | words_of(sequence, 0)
 }
 
 #[inline]
@@ -344,6 +419,50 @@ mod tests {
 
         // Send: 2 + 2 + 3 + 0; write: 2 + 2 + 3 + 2; request: 1; data: 1 + 1 + 2; refused: 1.
         assert_eq!(valid_count, 22, "no more and no less makes sense");
+    }
+
+    /// Goal: a headed write is read back, by its own decoder and by that of all entries, and no other entry is taken for one. Method: every
+    /// short body, longer ones; entries of every kind and place.
+    #[test]
+    fn headed_writes_are_decoded() {
+        let (key, offset, immediate) = (RemoteKey(0x0123_4567_89ab_cdef), 0xfedc_ba98_7654, -77);
+        let head = u128::from_le_bytes(std::array::from_fn(|at| u8::try_from(at).expect("small")));
+        let all: Vec<u8> = (16..40).collect();
+        let short = (0..=SHORT_BODY_MAX)
+            .map(|length| HeadedBody::Here(ShortBody::new(&all[..length]).expect("it fits")));
+        let long = [25, 4096, 1 << 20].map(HeadedBody::InPlace);
+        for body in short.chain(long) {
+            let words = headed_write_words(key, offset, immediate, head, body);
+            let line = words.map(AtomicU64::new);
+            let found = headed_write_of(&line, words[0]);
+            assert_eq!(found, Some(HeadedEntry { key, offset, immediate, head, body }));
+
+            let draft = Draft { words: line };
+            let entry = RingEntry::decode(&draft.line()).expect("an entry");
+            assert_eq!((entry.key, entry.offset, entry.immediate), (key, offset, Some(immediate)));
+            assert_eq!((entry.kind, entry.is_last), (EntryKind::Write, true));
+            assert_eq!(entry.total, u64::from(body.len()) + 16);
+            let is_inline = matches!(entry.place, DataLocation::Inline { .. });
+            assert_eq!(is_inline, matches!(body, HeadedBody::Here(_)));
+            if is_inline {
+                let expected = [&head.to_le_bytes()[..], &all[..body.len() as usize]].concat();
+                assert_eq!(draft.inline()[..expected.len()], expected);
+            }
+        }
+
+        for bits in 0..=u8::MAX {
+            for length in [0, 15, 16, 40, 41, 255] {
+                let mut line = [0; CACHE_LINE];
+                (line[4], line[5]) = (bits, length);
+                line[32] = 200;
+                let draft = Draft::of(&line);
+                let found = headed_write_of(&draft.words, draft.words()[0]);
+                let is_one =
+                    (bits == SHORT_WRITE && (16..=40).contains(&length)) || bits == HEADED_WRITE;
+                assert_eq!(found.is_some(), is_one, "{bits:#x} {length}");
+                assert!(!is_one || RingEntry::decode(&line).is_ok(), "{bits:#x} {length}");
+            }
+        }
     }
 
     /// Goal: inline data arrives byte for byte, however many pieces it is written in. Method: pieces of

@@ -26,11 +26,11 @@ use crate::{
     auth::random,
     slots::Slots,
     vi::{
-        Address, Completion, Connect, CqId, Data, DisconnectReason, Memory, MemoryAttributes,
-        MemoryHandle, NicAttributes, NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor,
-        Region, RemoteKey, RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId,
-        ViState,
-        objects::{DISCRIMINATOR_MAX, GREETING_MAX, ViCore},
+        Address, Completion, Connect, CqId, Data, DisconnectReason, HeadedPoll, Memory,
+        MemoryAttributes, MemoryHandle, NicAttributes, NicEvent, ProtectionTag, Provider, Queue,
+        ReceiveDescriptor, Region, RemoteKey, RemoteSegment, RequestId, SendDescriptor,
+        ViAttributes, ViError, ViEvent, ViId, ViState,
+        objects::{Access, DISCRIMINATOR_MAX, GREETING_MAX, ViCore},
     },
 };
 
@@ -432,6 +432,11 @@ impl Provider for Shm {
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), ViError> {
         let taken = self.nic_state.table.deregister(memory, &self.nic_state.page);
         let registered = taken.ok_or(ViError::UnknownMemory(memory))?;
+        for name in &self.connected {
+            if let Some(vi) = self.vis.get_mut(*name) {
+                vi.headed_writes.remove(registered.entry.key);
+            }
+        }
         if registered.file.is_some() {
             for name in &self.connected {
                 let Some(vi) = self.vis.get_mut(*name) else { continue };
@@ -623,6 +628,53 @@ impl Provider for Shm {
     #[inline]
     fn poll_cq_for(&mut self, cq: CqId, vi: ViId) -> Option<Completion> {
         self.poll_cq_after(cq, |nic| nic.poll_ring(vi))
+    }
+
+    #[inline]
+    fn post_headed_write(
+        &mut self,
+        vi: ViId,
+        to: RemoteSegment,
+        immediate: i32,
+        head: u128,
+        body: &[u8],
+    ) -> bool {
+        let Some(found) = self.vis.get_mut(vi.0) else { return false };
+        found.core.state.is_connected()
+            && found.core.sends_held < ATTRIBUTES.descriptors_max
+            && found.post_headed_write(to, immediate, head, body)
+    }
+
+    fn take_headed_writes(&mut self, vi: ViId, memory: MemoryHandle) {
+        let Some(found) = self.vis.get_mut(vi.0) else { return };
+        let region = self.nic_state.table.regions.get(memory.0);
+        let region = region.filter(|region| {
+            region.entry.remote(&found.core.attributes, (0, 0), Access::Write).is_ok()
+        });
+        if let Some(region) = region {
+            found.headed_writes.add(region.entry.key, wide(region.entry.memory.len()));
+        }
+    }
+
+    #[inline(always)]
+    fn poll_headed_write(&mut self, cq: CqId, vi: Option<ViId>) -> HeadedPoll {
+        let has_completions =
+            self.nic_state.cqs.get(cq.0).is_none_or(|cq| !cq.completions.is_empty());
+        let name = match (self.connected.as_slice(), vi) {
+            ([name], _) => *name,
+            // Now and then all rings are polled, as of the usual polls for one VI.
+            (_, Some(vi)) if self.alone + 1 < ALONE_MAX => {
+                self.alone += 1;
+                vi.0
+            }
+            _ => return HeadedPoll::Other,
+        };
+        match self.vis.get_mut(name) {
+            Some(found) if found.core.attributes.receive_cq == Some(cq) && !has_completions => {
+                found.take_headed_write()
+            }
+            _ => HeadedPoll::Other,
+        }
     }
 
     fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {

@@ -5,16 +5,20 @@
 //! the connection.
 
 use super::{
-    entry::{CacheLine, DataLocation, Draft, EntryKind, INLINE_AT, INLINE_MAX, RingEntry},
+    entry::{
+        CacheLine, DataLocation, Draft, EntryKind, HeadedEntry, INLINE_AT, INLINE_MAX, RingEntry,
+    },
     layout::wide,
     posted::{PartialReceive, PostedReceive, ReadResponse},
     table::copy_bytes,
     vi::{BreakCause, NicState, ShmVi},
 };
-use crate::vi::{Completion, Queue, Status, objects::Access};
+use crate::vi::{Completion, HEAD_BYTES, HeadedPoll, HeadedWrite, Queue, Status, objects::Access};
 
 /// The most bytes of an answer copied per call, likewise.
 const ANSWER_MAX_BYTES: u64 = 1024 * 1024;
+/// Headed writes whose consumption the peer need not be told yet, as long as others follow them.
+const UNPUBLISHED_MAX: u64 = 16;
 /// The most entries taken of one VI per call, so that no peer starves the others.
 const ENTRIES_MAX: u32 = 64;
 
@@ -43,13 +47,59 @@ impl ShmVi {
             }
         }
 
-        if count > 0
-            && let Some(connection) = &mut self.connection
+        if let Some(connection) = &mut self.connection
+            && (count > 0 || connection.consumer.unpublished() > 0)
         {
             connection.producer.end_burst();
             connection.publish_consumed();
         }
         count > 0
+    }
+
+    /// Takes the next entry, if that is a headed write into the memory named for those. Its completion must be the next one.
+    #[inline(always)]
+    pub(super) fn take_headed_write(&mut self) -> HeadedPoll {
+        // What waits is continued by the usual poll.
+        let is_usual = !self.is_idle() || self.headed_writes.is_empty();
+        let (false, Some(connection)) = (is_usual, &mut self.connection) else {
+            return HeadedPoll::Other;
+        };
+        let entry = match connection.consumer.next_headed_write() {
+            None => {
+                if connection.consumer.unpublished() > 0 {
+                    connection.publish_consumed();
+                }
+                return HeadedPoll::Nothing;
+            }
+            Some(None) => return HeadedPoll::Other,
+            Some(Some(found)) => found,
+        };
+        let HeadedEntry { key, offset, immediate, head, body } = entry;
+        let total = u64::from(body.len()) + wide(HEAD_BYTES);
+        let end = offset.checked_add(total);
+        let is_inside =
+            self.headed_writes.length_of(key).zip(end).is_some_and(|(all, end)| end <= all);
+        if !is_inside || self.written > 0 || self.drops_write {
+            return HeadedPoll::Other;
+        }
+        let Some(PostedReceive { cookie, .. }) = self.receives.front() else {
+            return HeadedPoll::Other;
+        };
+        let cookie = *cookie;
+        connection.consumer.advance();
+        connection.producer.end_burst();
+        if connection.consumer.unpublished() >= UNPUBLISHED_MAX {
+            connection.publish_consumed();
+        }
+        HeadedPoll::Write(HeadedWrite {
+            vi: self.core.id,
+            key,
+            cookie,
+            immediate,
+            offset,
+            head,
+            body,
+        })
     }
 
     #[inline]

@@ -7,10 +7,10 @@
 //!
 //! Each end keeps its own position in private memory, and trusts nothing that the other wrote.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use super::{
-    entry::{CacheLine, Draft},
+    entry::{CacheLine, HeadedEntry, headed_write_of, numbered},
     layout::{
         CHUNK_MAX_BYTES, CLOSE_REASON_AT, CONSUMED_AT, ENTRIES_AT, ENTRY_BYTES, ENTRY_COUNT,
         REFUSAL_AT, STAGING_AT, STAGING_BYTES, WAKEUP_WANTED_AT,
@@ -95,13 +95,13 @@ impl Producer {
 
     /// Writes an entry; there must be room.
     #[inline]
-    pub(super) fn push(&mut self, draft: &Draft) {
+    pub(super) fn push(&mut self, mut words: [u64; CACHE_LINE / 8]) {
         debug_assert!(self.tail - self.consumed < ENTRY_COUNT, "no room");
         let position = self.tail;
         self.tail += 1;
         let [a, b, c, d, ..] = (self.tail & SEQUENCE_MASK).to_le_bytes();
-        let line = draft.numbered(u32::from_le_bytes([a, b, c, d]));
-        let written = self.ring.write_line(entry_at(position), line);
+        words[0] = numbered(words[0], u32::from_le_bytes([a, b, c, d]));
+        let written = self.ring.store_line(entry_at(position), words);
         debug_assert!(written.is_ok(), "inside the ring");
     }
 
@@ -199,10 +199,23 @@ impl Consumer {
     /// Returns whether an entry is there.
     #[inline]
     pub(super) fn has_next(&self) -> bool {
-        let Ok(word) = self.ring.load(entry_at(self.head)) else { return false };
-        let bytes = word.to_ne_bytes();
-        let sequence = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        u64::from(sequence) == (self.head + 1) & SEQUENCE_MASK
+        self.ring.load(entry_at(self.head)).is_ok_and(|first| self.is_next(first))
+    }
+
+    /// Returns whether the first word of an entry is that of the next one.
+    #[inline]
+    const fn is_next(&self, first: u64) -> bool {
+        let [a, b, c, d, ..] = first.to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d]) as u64 == (self.head + 1) & SEQUENCE_MASK
+    }
+
+    /// Returns the next entry, if it is there, and if it is a headed write.
+    #[inline(always)]
+    #[expect(clippy::option_option, reason = "there may be an entry that is no such write")]
+    pub(super) fn next_headed_write(&self) -> Option<Option<HeadedEntry>> {
+        let line = self.ring.line(entry_at(self.head)).ok()?;
+        let first = line[0].load(Ordering::Acquire);
+        self.is_next(first).then(|| headed_write_of(line, first))
     }
 
     /// Copies the next entry, if it is there.
@@ -218,6 +231,12 @@ impl Consumer {
     #[inline]
     pub(super) fn advance(&mut self) {
         self.head += 1;
+    }
+
+    /// Returns how many consumed entries the peer was not told of.
+    #[inline]
+    pub(super) const fn unpublished(&self) -> u64 {
+        self.head - self.published
     }
 
     /// Publishes the count of consumed entries. Returns whether it has changed.

@@ -17,8 +17,9 @@ use super::{
     vi::{BreakCause, NicState, ShmVi},
 };
 use crate::vi::{
-    Completion, Data, Memory, Operation, OutOfBounds, ProtectionTag, Queue, Reliability, RemoteKey,
-    RemoteSegment, SendDescriptor, Status, ViError, objects::Access,
+    Completion, Data, HEAD_BYTES, HeadedBody, Memory, Operation, OutOfBounds, ProtectionTag, Queue,
+    Reliability, RemoteKey, RemoteSegment, SendDescriptor, ShortBody, Status, ViError,
+    objects::Access,
 };
 
 /// The most bytes copied per call of the NIC for one VI.
@@ -54,6 +55,47 @@ impl ShmVi {
         }
         self.post_any(nic_state, descriptor);
         Ok(())
+    }
+
+    /// Carries out a headed write. Returns `false`, without having notified the peer, if it must wait.
+    #[inline]
+    pub(super) fn post_headed_write(
+        &mut self,
+        to: RemoteSegment,
+        immediate: i32,
+        head: u128,
+        body: &[u8],
+    ) -> bool {
+        // The peer's consumption would have to be waited for, or its descriptors.
+        let is_delivered = self.core.attributes.reliability == Reliability::ReliableDelivery;
+        let Some(connection) = &mut self.connection else { return false };
+        if !is_delivered
+            || !self.sends.is_empty()
+            || !matches!(connection.producer.has_room(), Ok(true))
+        {
+            return false;
+        }
+        if let Some(short) = ShortBody::new(body) {
+            connection.push_headed_write(to, immediate, head, HeadedBody::Here(short));
+            return true;
+        }
+        let total = wide(HEAD_BYTES + body.len());
+        if total > STEP_MAX_BYTES
+            || !matches!(connection.is_in_flight(to.key, to.offset, total), Ok(false))
+        {
+            return false;
+        }
+        let Some(memory) = connection.mapped_memory(to.key, to.offset, total, Access::Write) else {
+            return false;
+        };
+        if memory.write(to.offset, &head.to_le_bytes()).is_err()
+            || memory.write(to.offset + wide(HEAD_BYTES), body).is_err()
+        {
+            return false;
+        }
+        let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        connection.push_headed_write(to, immediate, head, HeadedBody::InPlace(length));
+        true
     }
 
     /// Carries out a send or write that fits into an entry. Returns `false`, without having done

@@ -11,7 +11,9 @@ use super::{
 };
 use crate::{
     slots::Slots,
-    vi::{Completion, DisconnectReason, NicEvent, Queue, Status, ViEvent, objects::ViCore},
+    vi::{
+        Completion, DisconnectReason, NicEvent, Queue, RemoteKey, Status, ViEvent, objects::ViCore,
+    },
 };
 
 /// State shared by all VIs of a NIC.
@@ -51,6 +53,42 @@ pub(super) struct ShmVi {
     pub(super) written: u64,
     /// The read that the peer waits for.
     pub(super) answer: Option<ReadResponse>,
+    /// The memories into which headed writes are taken, and their lengths.
+    pub(super) headed_writes: HeadedTargets,
+}
+
+/// At most two memories, and their lengths.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadedTargets {
+    first: Option<(RemoteKey, u64)>,
+    second: Option<(RemoteKey, u64)>,
+}
+
+impl HeadedTargets {
+    const NONE: Self = Self { first: None, second: None };
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.first.is_none() && self.second.is_none()
+    }
+
+    /// Returns the length of a memory, if it is one of these.
+    #[inline]
+    pub(super) fn length_of(&self, key: RemoteKey) -> Option<u64> {
+        let both = [self.first, self.second].into_iter().flatten();
+        both.filter(|(one, _)| *one == key).map(|(_, length)| length).next()
+    }
+
+    /// Adds a memory, if there is room.
+    pub(super) fn add(&mut self, key: RemoteKey, length: u64) {
+        let place = if self.first.is_none() { &mut self.first } else { &mut self.second };
+        place.get_or_insert((key, length));
+    }
+
+    pub(super) fn remove(&mut self, key: RemoteKey) {
+        for place in [&mut self.first, &mut self.second] {
+            place.take_if(|(one, _)| *one == key);
+        }
+    }
 }
 
 /// The reason why this side ends a connection.
@@ -85,6 +123,7 @@ impl ShmVi {
             drops_write: false,
             written: 0,
             answer: None,
+            headed_writes: HeadedTargets::NONE,
         }
     }
 
@@ -102,10 +141,16 @@ impl ShmVi {
     #[inline]
     pub(super) fn work(&mut self, nic_state: &mut NicState) -> bool {
         let has_received = self.receive(nic_state);
-        if self.sends.is_empty() && self.unacked.is_empty() && self.answer.is_none() {
+        if self.is_idle() {
             return has_received;
         }
         self.resume(nic_state) || has_received
+    }
+
+    /// Returns whether nothing waits to be continued.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.sends.is_empty() && self.unacked.is_empty() && self.answer.is_none()
     }
 
     /// Continues what waits.

@@ -16,6 +16,7 @@
 //! | discriminator | service ID | the bytes given to [`Provider::listen`] |
 
 mod descriptor;
+pub(crate) mod headed;
 pub(crate) mod objects;
 mod provider;
 mod registration;
@@ -25,6 +26,7 @@ pub use descriptor::{
     Completion, Data, LocalSegment, Operation, Queue, ReceiveDescriptor, RemoteSegment,
     SendDescriptor, Status,
 };
+pub use headed::{HEAD_BYTES, HeadedBody, HeadedPoll, HeadedWrite, SHORT_BODY_MAX, ShortBody};
 pub use provider::{
     Address, Connect, CqId, DisconnectReason, MemoryAttributes, MemoryHandle, NicAttributes,
     NicEvent, ProtectionTag, Provider, Region, Reliability, RemoteKey, RequestId, ViAttributes,

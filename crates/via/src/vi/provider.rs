@@ -5,7 +5,10 @@ use std::{fmt, io, os::fd::BorrowedFd};
 use thiserror::Error;
 use vigie_detect::{ArmOutcome, Instant, Notifier};
 
-use super::{Completion, Memory, Queue, ReceiveDescriptor, SendDescriptor, ViState};
+use super::{
+    Completion, HeadedPoll, Memory, Queue, ReceiveDescriptor, RemoteSegment, SendDescriptor,
+    ViState,
+};
 
 /// A VI of this NIC. One NIC never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -516,6 +519,39 @@ pub trait Provider: Send + 'static {
     fn poll_cq_for(&mut self, cq: CqId, vi: ViId) -> Option<Completion> {
         let _ = vi;
         self.poll_cq(cq)
+    }
+
+    // ------------------------------------------------------------------ writes with a head
+
+    /// Posts an RDMA write of a head of 16 bytes and of `body`, with immediate data, as an unsignaled descriptor, if that can be carried
+    /// out at once. `head` is a little-endian number. Returns `false` if it cannot: nothing has happened then, and
+    /// [`post_send`](Self::post_send) does it or says why not. By default, none can.
+    #[inline]
+    fn post_headed_write(
+        &mut self,
+        vi: ViId,
+        to: RemoteSegment,
+        immediate: i32,
+        head: u128,
+        body: &[u8],
+    ) -> bool {
+        let _ = (vi, to, immediate, head, body);
+        false
+    }
+
+    /// From now on, [`poll_headed_write`](Self::poll_headed_write) may return RDMA writes of the VI's peer into `memory`; those whose
+    /// bytes come with them then do not change that memory. At most two memories of a VI can be named. By default, it returns none.
+    fn take_headed_writes(&mut self, vi: ViId, memory: MemoryHandle) {
+        let _ = (vi, memory);
+    }
+
+    /// Returns the next RDMA write with immediate data into the memory that was named to
+    /// [`take_headed_writes`](Self::take_headed_writes), of any VI or as [`poll_cq_for`](Self::poll_cq_for), if it is the next completion
+    /// of `cq` and its head has come with it.
+    #[inline]
+    fn poll_headed_write(&mut self, cq: CqId, vi: Option<ViId>) -> HeadedPoll {
+        let _ = (cq, vi);
+        HeadedPoll::Other
     }
 
     /// Returns the next completion of a VI's queue that is not attached to a completion queue.

@@ -7,9 +7,9 @@ use vigie_detect::{ArmOutcome, Instant};
 use vigie_via::{
     shm::Shm,
     vi::{
-        Address, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle, NicAttributes,
-        NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RequestId,
-        SendDescriptor, ViAttributes, ViError, ViId, ViState,
+        Address, Completion, Connect, CqId, HeadedPoll, Memory, MemoryAttributes, MemoryHandle,
+        NicAttributes, NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region,
+        RemoteSegment, RequestId, SendDescriptor, ViAttributes, ViError, ViId, ViState,
     },
 };
 
@@ -165,6 +165,29 @@ impl Provider for Killer {
 
     fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
         self.inner.poll_cq(cq)
+    }
+
+    fn post_headed_write(
+        &mut self,
+        vi: ViId,
+        to: RemoteSegment,
+        immediate: i32,
+        head: u128,
+        body: &[u8],
+    ) -> bool {
+        self.count += 1;
+        self.die_if(Death::Before(self.count));
+        let is_posted = self.inner.post_headed_write(vi, to, immediate, head, body);
+        self.die_if(Death::After(self.count));
+        is_posted
+    }
+
+    fn take_headed_writes(&mut self, vi: ViId, memory: MemoryHandle) {
+        self.inner.take_headed_writes(vi, memory);
+    }
+
+    fn poll_headed_write(&mut self, cq: CqId, vi: Option<ViId>) -> HeadedPoll {
+        self.inner.poll_headed_write(cq, vi)
     }
 
     fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {

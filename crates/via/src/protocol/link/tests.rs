@@ -230,16 +230,23 @@ fn a_full_queue_costs_nothing() {
 /// come, and a full queue; then room for as much as they are.
 #[test]
 fn credits_outlast_a_full_queue() {
-    let mut attributes = NicAttributes::named("sim");
-    attributes.descriptors_max = 32;
-    let mut pair = Pair::with(small(), attributes);
-    let (link, nic, _) = parts(pair.engine(0));
-    while link.write_word(nic, CREDIT_REQUEST_WORD, 0, None) == SendOutcome::Done {}
-    while link.writer.take(400).is_some() {}
-    let taken = link.writer.outstanding();
-    give(&mut pair, taken, 0, 0);
-    assert_eq!(send_frame(&mut pair, 400), SendOutcome::Blocked);
-    assert_eq!(direct(&mut pair, 0).writer.outstanding(), 0, "all was given back");
+    for is_headed in [false, true] {
+        let mut attributes = NicAttributes::named("sim");
+        attributes.descriptors_max = 32;
+        let mut pair = Pair::with(small(), attributes);
+        let (link, nic, _) = parts(pair.engine(0));
+        while link.write_word(nic, CREDIT_REQUEST_WORD, 0, None) == SendOutcome::Done {}
+        while link.writer.take(400).is_some() {}
+        let taken = link.writer.outstanding();
+        give(&mut pair, taken, 0, 0);
+        if is_headed {
+            let (link, nic, _) = parts(pair.engine(0));
+            assert!(!link.send_headed(nic, 7, &[1; 384]));
+        } else {
+            assert_eq!(send_frame(&mut pair, 400), SendOutcome::Blocked);
+        }
+        assert_eq!(direct(&mut pair, 0).writer.outstanding(), 0, "all was given back");
+    }
 }
 
 /// Goal: credits are due when a quarter of something has gathered. Method: one less than that and that, of

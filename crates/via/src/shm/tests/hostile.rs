@@ -16,16 +16,16 @@ use vigie_detect::Instant;
 use crate::{
     shm::{
         entry::{DataLocation, Draft, EntryKind, RingEntry},
-        layout::{CONSUMED_AT, PAGE_BYTES, REFUSAL_AT, RING_BYTES, STAGING_BYTES, size},
+        layout::{CONSUMED_AT, PAGE_BYTES, REFUSAL_AT, RING_BYTES, STAGING_BYTES, size, wide},
         nic::Shm,
         ring::Producer,
         sys::{self, SocketRead},
         wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress as Address},
     },
     vi::{
-        CACHE_LINE, Connect, Data, DisconnectReason, LocalSegment, Memory, MemoryAttributes,
-        NicEvent, Operation, Provider, Queue, ReceiveDescriptor, Region, Reliability, RemoteKey,
-        RemoteSegment, SendDescriptor, ViAttributes, ViId, ViState,
+        CACHE_LINE, Connect, CqId, Data, DisconnectReason, HeadedPoll, LocalSegment, Memory,
+        MemoryAttributes, NicEvent, Operation, Provider, Queue, ReceiveDescriptor, Region,
+        Reliability, RemoteKey, RemoteSegment, SendDescriptor, ViAttributes, ViId, ViState,
     },
 };
 
@@ -115,6 +115,7 @@ struct Attacker {
 /// The victim's side of the connection.
 struct Victim {
     nic: Shm,
+    cq: CqId,
     vi: ViId,
     shared: Region,
     private: Region,
@@ -140,18 +141,22 @@ impl Victim {
         for canary in &canaries {
             canary.memory.write(0, &[CANARY; REGION_BYTES]).map_err(text)?;
         }
+        let cq = nic.create_cq().map_err(text)?;
         let vi = nic
             .create_vi(ViAttributes {
                 reliability,
                 tag,
                 send_cq: None,
-                receive_cq: None,
+                receive_cq: Some(cq),
                 allows_write: true,
                 allows_read: true,
             })
             .map_err(text)?;
+        for region in [&shared, &private] {
+            nic.take_headed_writes(vi, region.handle);
+        }
         nic.listen(b"victim").map_err(text)?;
-        Ok(Self { nic, vi, shared, private, canaries })
+        Ok(Self { nic, cq, vi, shared, private, canaries })
     }
 
     fn post(&mut self, script: &mut Script<'_>, key: RemoteKey) {
@@ -198,10 +203,21 @@ impl Victim {
     }
 
     fn take(&mut self, outcome: &mut AttackOutcome) {
-        for queue in [Queue::Send, Queue::Receive] {
-            while self.nic.poll_queue(self.vi, queue).is_some() {
-                outcome.completions += 1;
+        while self.nic.poll_queue(self.vi, Queue::Send).is_some() {
+            outcome.completions += 1;
+        }
+        loop {
+            match self.nic.poll_headed_write(self.cq, Some(self.vi)) {
+                HeadedPoll::Write(write) => {
+                    let end = write.offset + u64::from(write.body.len()) + 16;
+                    let is_known = [self.shared.key, self.private.key].contains(&write.key);
+                    assert!(is_known && end <= wide(REGION_BYTES), "{write:?}");
+                }
+                HeadedPoll::Nothing => break,
+                HeadedPoll::Other if self.nic.poll_cq(self.cq).is_none() => break,
+                HeadedPoll::Other => {}
             }
+            outcome.completions += 1;
         }
         while let Some(event) = self.nic.next_event() {
             if let NicEvent::Broken { reason, .. } = event {
@@ -303,6 +319,12 @@ impl Attacker {
             },
         }
         .encode(&draft);
+        if shape >> 3 & 3 == 3 {
+            // A write with a head.
+            let mut line = draft.line();
+            line[4] |= 1 << 5;
+            draft = Draft::of(&line);
+        }
         if script.byte() == 0 {
             draft = Draft::of(&std::array::from_fn(|_| script.byte()));
         }
@@ -312,7 +334,7 @@ impl Attacker {
     /// Takes the count of consumed entries on trust, so as to continue.
     fn publish(&mut self, draft: &Draft) {
         if matches!(self.producer.has_room(), Ok(true)) {
-            self.producer.push(draft);
+            self.producer.push(draft.words());
         }
     }
 
@@ -537,7 +559,7 @@ fn reconnect(victim: &mut Victim, to: Address, mut now: Instant) -> Result<(), S
             peer.post_send(vi, &sent).map_err(text)?;
             is_sent = true;
         }
-        if let Some(found) = victim.nic.poll_queue(victim.vi, Queue::Receive)
+        if let Some(found) = victim.nic.poll_cq(victim.cq)
             && found.immediate == Some(9)
         {
             return Ok(());

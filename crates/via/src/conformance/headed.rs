@@ -1,0 +1,202 @@
+//! Writes with a head: see [`Provider::post_headed_write`].
+
+use std::io::IoSlice;
+
+use super::{
+    Clause, Fixture,
+    testbed::{ConformanceCase, Party, Queues, Testbed, descriptor, pattern},
+    violation::CaseResult,
+};
+use crate::vi::{
+    Data, HEAD_BYTES, HeadedBody, HeadedPoll, HeadedWrite, Operation, Provider, Queue,
+    RemoteSegment, SHORT_BODY_MAX, SendDescriptor, Status,
+};
+
+pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
+    vec![
+        ("writes with a head arrive", arrive),
+        ("writes with a head and others keep their order", keep_order),
+        ("a write with a head reaches only memory that was named and is registered", protected),
+    ]
+}
+
+const HEAD: u128 = 0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100;
+const NOT_OFFERED: &str = "the provider carries out no writes with a head at once";
+
+/// Returns two connected VIs, the second of which takes writes with a head into its memory.
+fn pair<F: Fixture>(testbed: &mut Testbed<'_, F>) -> Result<(Party, Party), super::Violation> {
+    let (one, other) = (testbed.party(0, Queues::Shared)?, testbed.party(1, Queues::Shared)?);
+    testbed.connect(&one, &other)?;
+    testbed.nics[1].take_headed_writes(other.vi, other.region.handle);
+    Ok((one, other))
+}
+
+/// Posts a write with a head, or as a descriptor if the provider cannot do that at once. Returns whether it could.
+fn post<F: Fixture>(
+    testbed: &mut Testbed<'_, F>,
+    from: &Party,
+    to: RemoteSegment,
+    immediate: i32,
+    body: &[u8],
+) -> Result<bool, super::Violation> {
+    if testbed.nics[from.nic].post_headed_write(from.vi, to, immediate, HEAD, body) {
+        return Ok(true);
+    }
+    let head = HEAD.to_le_bytes();
+    let pieces = [IoSlice::new(&head), IoSlice::new(body)];
+    let write = descriptor(Operation::RdmaWrite, 0, Some(to), Data::Inline(&pieces));
+    let immediate = Some(immediate);
+    testbed.post(from, &SendDescriptor { immediate, is_signaled: false, ..write })?;
+    Ok(false)
+}
+
+/// Waits for a write, whichever way it is found; `None` if it came as a completion.
+fn next<F: Fixture>(
+    testbed: &mut Testbed<'_, F>,
+    party: &Party,
+) -> Result<Option<HeadedWrite>, super::Violation> {
+    let Some(cq) = party.receive_cq else { return Ok(None) };
+    let poll = |nics: &mut Vec<F::Nic>| match nics[party.nic].poll_headed_write(cq, Some(party.vi))
+    {
+        HeadedPoll::Write(write) => Some(Some(write)),
+        HeadedPoll::Nothing => None,
+        HeadedPoll::Other => nics[party.nic].poll_cq(cq).map(|_| None),
+    };
+    // First without progress, in which the NIC may take it as any other.
+    let found = poll(&mut testbed.nics).or_else(|| testbed.until(&poll));
+    found.ok_or_else(|| testbed.broken(Clause::End, "a write did not come"))
+}
+
+fn arrive<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = pair(testbed)?;
+    // One descriptor, which is posted again each time.
+    testbed.post_receive(&other, 5, &[])?;
+    for (round, length) in
+        [0, 1, 8, 23, 24, 25, 64, 300, 4000].into_iter().cycle().take(90).enumerate()
+    {
+        let offset = u64::try_from(round % 7 * 512).unwrap_or(0);
+        let body = pattern(u64::try_from(round).unwrap_or(0), length);
+        testbed.put(&other.region, offset, &[0; HEAD_BYTES + 4000])?;
+        let immediate = -i32::try_from(length).unwrap_or(0);
+        if !post(testbed, &one, other.place(offset), immediate, &body)? && round == 0 {
+            testbed.skip(NOT_OFFERED);
+            return Ok(());
+        }
+        let Some(found) = next(testbed, &other)? else {
+            // A provider may deliver it as any other: then it is in place, and its descriptor is gone.
+            testbed.post_receive(&other, 5, &[])?;
+            continue;
+        };
+        let seen = (found.vi, found.key, found.cookie, found.immediate, found.offset, found.head);
+        let due = (other.vi, other.region.key, 5, immediate, offset, HEAD);
+        testbed.expect(Clause::Placement, "the write", &seen, &due)?;
+        let placed = testbed.get(&other.region, offset, HEAD_BYTES + length)?;
+        let whole = [&HEAD.to_le_bytes()[..], &body].concat();
+        match found.body {
+            HeadedBody::Here(short) => {
+                testbed.expect(Clause::Placement, "the bytes", &short.to_vec(), &body)?;
+                testbed.expect(Clause::Placement, "the memory", &placed, &vec![0; whole.len()])?;
+            }
+            HeadedBody::InPlace(count) => {
+                testbed.expect(Clause::Placement, "the length", &(count as usize), &length)?;
+                testbed.expect(Clause::Placement, "the memory", &placed, &whole)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn keep_order<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = pair(testbed)?;
+    let count = 60_u64;
+    for cookie in 0..count {
+        testbed.post_receive(&other, cookie, &[])?;
+    }
+    for number in 0..count / 2 {
+        let body = pattern(number, usize::try_from(number % 5 * 20).unwrap_or(0));
+        let to = other.place(number * 128);
+        let immediate = i32::try_from(number).unwrap_or(0);
+        if number % 3 != 1 {
+            if !post(testbed, &one, to, immediate, &body)? && number == 0 {
+                testbed.skip(NOT_OFFERED);
+                return Ok(());
+            }
+        } else {
+            let pieces = [IoSlice::new(&body)];
+            let write = descriptor(Operation::RdmaWrite, number, Some(to), Data::Inline(&pieces));
+            let immediate = Some(immediate);
+            testbed.post(&one, &SendDescriptor { immediate, is_signaled: false, ..write })?;
+        }
+    }
+
+    // By both ways of polling in turn, as they like.
+    let Some(cq) = other.receive_cq else { return Ok(()) };
+    for number in 0..count / 2 {
+        let poll = |nics: &mut Vec<F::Nic>| {
+            let polled = nics[1].poll_headed_write(cq, (number % 2 == 0).then_some(other.vi));
+            match polled {
+                HeadedPoll::Write(write) => Some(write.immediate),
+                HeadedPoll::Nothing => None,
+                HeadedPoll::Other => nics[1].poll_cq(cq).and_then(|done| done.immediate),
+            }
+        };
+        let found = poll(&mut testbed.nics).or_else(|| testbed.until(&poll));
+        let due = i32::try_from(number).unwrap_or(0);
+        testbed.expect(Clause::Order, "the immediate data", &found, &Some(due))?;
+    }
+    testbed.expect_no_completion(Clause::Once, &other, Queue::Receive)
+}
+
+fn protected<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = pair(testbed)?;
+    let body = [7; SHORT_BODY_MAX];
+    testbed.post_receive(&other, 1, &[])?;
+    if !post(testbed, &one, other.place(0), 1, &body)? {
+        testbed.skip(NOT_OFFERED);
+        return Ok(());
+    }
+    next(testbed, &other)?;
+
+    // Memory that was not named: as any other write.
+    let attributes =
+        crate::vi::MemoryAttributes { tag: other.tag, allows_write: true, allows_read: true };
+    let unnamed = testbed.region(1, attributes, 64)?;
+    testbed.post_receive(&other, 2, &[])?;
+    post(testbed, &one, RemoteSegment { key: unnamed.key, offset: 8 }, 2, &body)?;
+    if let Some(found) = next(testbed, &other)? {
+        return Err(
+            testbed.broken(Clause::Protection, format!("{found:?} of memory that was not named"))
+        );
+    }
+    let whole = [&HEAD.to_le_bytes()[..], &body].concat();
+    testbed.expect(
+        Clause::Placement,
+        "the memory",
+        &testbed.get(&unnamed, 8, whole.len())?,
+        &whole,
+    )?;
+
+    // Memory that is too short, and that is gone: nothing arrives.
+    let result = testbed.nics[1].deregister(other.region.handle);
+    testbed.call(Clause::Name, "deregister", result)?;
+    let to = RemoteSegment { key: other.region.key, offset: 0 };
+    if post(testbed, &one, to, 3, &body)? {
+        let Some(cq) = other.receive_cq else { return Ok(()) };
+        let found = testbed.until(|nics| match nics[1].poll_headed_write(cq, Some(other.vi)) {
+            HeadedPoll::Write(write) => Some(Err(write)),
+            HeadedPoll::Nothing => None,
+            HeadedPoll::Other => {
+                let done = nics[1].poll_cq(cq);
+                done.filter(|done| done.status != Status::Done).map(Ok)
+            }
+        });
+        match found {
+            Some(Ok(_)) => {}
+            other => {
+                let saw = format!("{other:?} of memory that is not registered");
+                return Err(testbed.broken(Clause::Protection, saw));
+            }
+        }
+    }
+    Ok(())
+}
