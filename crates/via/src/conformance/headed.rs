@@ -8,14 +8,17 @@ use super::{
     violation::CaseResult,
 };
 use crate::vi::{
-    Data, HEAD_BYTES, HeadedBody, HeadedPoll, HeadedWrite, Operation, Provider, Queue,
-    RemoteSegment, SHORT_BODY_MAX, SendDescriptor, Status,
+    CqId, Data, HEAD_BYTES, HeadedBody, HeadedPoll, HeadedWrite, Operation, Provider, Queue,
+    RemoteSegment, SHORT_BODY_MAX, SendDescriptor, Status, ViId,
 };
 
 pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
     vec![
         ("writes with a head arrive", arrive),
         ("writes with a head and others keep their order", keep_order),
+        ("a write with a head waits for what was posted before", wait_for_others),
+        ("of two writes to one place the later one stays", overwrite),
+        ("a write with a head needs a receive descriptor", need_descriptor),
         ("a write with a head reaches only memory that was named and is registered", protected),
     ]
 }
@@ -147,6 +150,99 @@ fn keep_order<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     testbed.expect_no_completion(Clause::Once, &other, Queue::Receive)
 }
 
+/// Returns the next write's immediate data, whichever way it is found.
+fn poll_immediate<N: Provider>(nic: &mut N, cq: CqId, vi: ViId) -> Option<i32> {
+    match nic.poll_headed_write(cq, Some(vi)) {
+        HeadedPoll::Write(write) => Some(write.immediate),
+        HeadedPoll::Nothing => None,
+        HeadedPoll::Other => nic.poll_cq(cq).and_then(|done| done.immediate),
+    }
+}
+
+fn wait_for_others<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = pair(testbed)?;
+    let Some(cq) = other.receive_cq else { return Ok(()) };
+    let count = i32::try_from(testbed.attributes().descriptors_max - 1).unwrap_or(i32::MAX);
+    for cookie in 0..=count {
+        testbed.post_receive(&other, u64::try_from(cookie).unwrap_or(0), &[])?;
+    }
+    // More than a provider carries out before the peer takes any.
+    let pieces = [IoSlice::new(&[7; 8])];
+    let write = descriptor(Operation::RdmaWrite, 0, Some(other.place(0)), Data::Inline(&pieces));
+    for number in 0..count {
+        let immediate = Some(number);
+        testbed.post(&one, &SendDescriptor { immediate, is_signaled: false, ..write })?;
+    }
+    let mut found = Vec::new();
+    for _ in 0..count / 4 {
+        found.extend(poll_immediate(&mut testbed.nics[1], cq, other.vi));
+    }
+    if testbed.nics[0].post_headed_write(one.vi, other.place(64), count, HEAD, &[1; 8]) {
+        while i32::try_from(found.len()).unwrap_or(0) <= count {
+            let next = testbed.until(|nics| poll_immediate(&mut nics[1], cq, other.vi));
+            found.push(next.ok_or_else(|| testbed.broken(Clause::End, "a write did not come"))?);
+        }
+        testbed.expect(Clause::Order, "the writes", &found, &(0..=count).collect())?;
+    } else {
+        testbed.skip("the provider does not carry it out while others wait");
+    }
+    Ok(())
+}
+
+fn overwrite<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = pair(testbed)?;
+    let Some(cq) = other.receive_cq else { return Ok(()) };
+    for cookie in 0..4 {
+        testbed.post_receive(&other, cookie, &[])?;
+    }
+    if !post(testbed, &one, other.place(0), 0, &[])? {
+        testbed.skip(NOT_OFFERED);
+        return Ok(());
+    }
+    // A long one, so that the peer's memory is reached directly from now on, if it can be.
+    post(testbed, &one, other.place(0), 1, &pattern(0, 300))?;
+    for _ in 0..2 {
+        let found = testbed.until(|nics| poll_immediate(&mut nics[1], cq, other.vi));
+        found.ok_or_else(|| testbed.broken(Clause::End, "a write did not come"))?;
+    }
+    testbed.calm();
+
+    // The peer has not taken the first of these when the second is posted.
+    let pieces = [IoSlice::new(&[9; 32])];
+    let write = descriptor(Operation::RdmaWrite, 0, Some(other.place(0)), Data::Inline(&pieces));
+    testbed.post(&one, &SendDescriptor { immediate: Some(2), is_signaled: false, ..write })?;
+    let body = pattern(7, 300);
+    post(testbed, &one, other.place(0), 3, &body)?;
+    for due in [2, 3] {
+        let found = testbed.until(|nics| poll_immediate(&mut nics[1], cq, other.vi));
+        testbed.expect(Clause::Order, "the immediate data", &found, &Some(due))?;
+    }
+    let whole = [&HEAD.to_le_bytes()[..], &body].concat();
+    let placed = testbed.get(&other.region, 0, whole.len())?;
+    testbed.expect(Clause::Order, "the memory", &placed, &whole)
+}
+
+fn need_descriptor<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = pair(testbed)?;
+    if !post(testbed, &one, other.place(0), 1, &[7; 8])? {
+        testbed.skip(NOT_OFFERED);
+        return Ok(());
+    }
+    let Some(cq) = other.receive_cq else { return Ok(()) };
+    let poll = |nics: &mut Vec<F::Nic>| match nics[1].poll_headed_write(cq, Some(other.vi)) {
+        HeadedPoll::Write(write) => Some(write),
+        HeadedPoll::Nothing => None,
+        HeadedPoll::Other => nics[1].poll_cq(cq).and(None),
+    };
+    let found = poll(&mut testbed.nics);
+    testbed.calm();
+    if let Some(found) = found.or_else(|| poll(&mut testbed.nics)) {
+        let saw = format!("{found:?} without a receive descriptor");
+        return Err(testbed.broken(Clause::ReceiveDescriptor, saw));
+    }
+    Ok(())
+}
+
 fn protected<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let (one, other) = pair(testbed)?;
     let body = [7; SHORT_BODY_MAX];
@@ -182,14 +278,15 @@ fn protected<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let to = RemoteSegment { key: other.region.key, offset: 0 };
     if post(testbed, &one, to, 3, &body)? {
         let Some(cq) = other.receive_cq else { return Ok(()) };
-        let found = testbed.until(|nics| match nics[1].poll_headed_write(cq, Some(other.vi)) {
+        let poll = |nics: &mut Vec<F::Nic>| match nics[1].poll_headed_write(cq, Some(other.vi)) {
             HeadedPoll::Write(write) => Some(Err(write)),
             HeadedPoll::Nothing => None,
             HeadedPoll::Other => {
                 let done = nics[1].poll_cq(cq);
                 done.filter(|done| done.status != Status::Done).map(Ok)
             }
-        });
+        };
+        let found = poll(&mut testbed.nics).or_else(|| testbed.until(&poll));
         match found {
             Some(Ok(_)) => {}
             other => {

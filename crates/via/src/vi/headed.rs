@@ -145,7 +145,7 @@ impl HeadedBody {
 
 /// A headed write that has arrived. Its receive descriptor was consumed and posted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
+#[expect(clippy::exhaustive_structs, reason = "providers must be able to make one")]
 pub struct HeadedWrite {
     /// The VI by which it came.
     pub vi: ViId,

@@ -102,6 +102,23 @@ fn messages_reach_their_takers() {
     }
 }
 
+/// Goal: the peer gets the credits of such messages, a quarter of its descriptors at a time or when this side sleeps. Method: one less than a
+/// quarter, a quarter; one and sleep.
+#[test]
+fn credits_come_back() {
+    let mut pair = Pair::new(small());
+    let receive = |pair: &mut Pair| {
+        let arrived = write(pair, &eager(0, 8), &[1; 8]);
+        assert!(take(pair.engine(1), arrived, &mut Vec::new(), 0).is_some());
+        pair.travel(1)
+    };
+    let told: Vec<u64> = (0..17).map(|_| receive(&mut pair)).collect();
+    let due = (1..=17).map(|count: u64| u64::from(count.is_multiple_of(8)));
+    assert!(told.iter().copied().eq(due), "{told:?}");
+    let _ = pair.engine(1).arm().expect("arms");
+    assert_eq!(pair.travel(1), 1);
+}
+
 /// Goal: a message is cut to what its sink takes, which may take it in pieces. Method: slices that are too short.
 #[test]
 fn a_sink_may_be_short() {
