@@ -37,19 +37,23 @@ fn a_child_leaves_the_engine_alone() {
     assert!(poll(receive.wait()).is_pending());
     let send = all.start_send(0, 2, SendMode::Synchronous, vec![1]).expect("begun");
     let loan = all.loan(0, 8).expect("there is room");
-    let mut held = Some((receive, send, loan));
+    let other = all.start_recv(0, 3);
+    let mut held = Some((receive, other, send, loan));
     let ended = endpoint.with(|_| {
         ends_in_fork(|| {
-            let (mut receive, mut send, loan) = held.take().expect("copied");
-            for ended in [poll(receive.wait()).map(|ended| ended.map(drop)), poll(send.wait())] {
+            let (mut receive, mut other, mut send, loan) = held.take().expect("copied");
+            let received = poll(receive.wait()).map(|ended| ended.map(drop));
+            let received_into = poll(other.wait_into(&mut Vec::new()));
+            let received_into = received_into.map(|ended| ended.map(|_| ()));
+            for ended in [received, received_into, poll(send.wait())] {
                 let Poll::Ready(Err(error)) = ended else { panic!("it waits") };
                 assert!(matches!(error.kind(), MessageErrorKind::Wait(WaitError::ServerClosed)));
             }
-            drop((receive, send, loan));
+            drop((receive, other, send, loan));
         })
     });
     assert!(ended, "the child hangs or panics");
-    let (mut receive, _send, _loan) = held.expect("it is ours");
+    let (mut receive, _other, _send, _loan) = held.expect("it is ours");
     assert!(matches!(poll(all.send(0, 1, b"ours")), Poll::Ready(Ok(()))));
     let Poll::Ready(Ok(message)) = poll(receive.wait()) else { panic!("it has come") };
     assert_eq!(message.bytes, b"ours");

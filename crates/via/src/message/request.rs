@@ -277,6 +277,7 @@ impl<P: Provider> ReceiveRequest<P> {
         let id = self.id.ok_or(RequestError::Unknown)?;
         // Apart from the wait, so that the status need not travel through memory.
         if self.bytes.is_empty()
+            && !self.inner.host.is_inherited()
             && let Some(status) = self.inner.with(|engine| engine.receive_posted_headed(id, sink))
         {
             self.id = None;

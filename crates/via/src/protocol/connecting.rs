@@ -143,8 +143,10 @@ impl<P: Provider> MessageEngine<P> {
                 } else {
                     PeerLink::Reliable(link::ReliableLink::new(own, parameters))
                 };
-                for memory in memories {
-                    self.nic.take_headed_writes(vi, memory);
+                if !config.is_unreliable() {
+                    for memory in memories {
+                        self.nic.take_headed_writes(vi, memory);
+                    }
                 }
                 Ok(())
             }

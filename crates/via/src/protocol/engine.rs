@@ -406,6 +406,7 @@ impl<P: Provider> MessageEngine<P> {
             }
             link::CREDIT_REQUEST_IMMEDIATE => link.credit_requested(),
             _ => {
+                link.note_length(0);
                 let found = link.find(immediate).ok_or("an impossible place or length")?;
                 let arrival =
                     ArrivedFrame::new(rank, found.length as usize, Origin::Area(found.offset));

@@ -271,19 +271,21 @@ impl<P: Provider> MessageEngine<P> {
         direct: &mut DirectReceive<'_, S>,
     ) {
         let rank = rank_of(write.cookie);
+        let Some(link) = reliable_mut(&mut self.peers, rank) else {
+            // Only such links ask for writes with a head: the rank has failed.
+            return;
+        };
+        link.posted_again();
         let mut result = Ok(());
-        if let Some(link) = reliable_mut(&mut self.peers, rank) {
-            if let HeadedBody::Here(short) = write.body {
-                let mut bytes = [0; ENVELOPE_BYTES + SHORT_BODY_MAX];
-                let (head, body) = bytes.split_at_mut(ENVELOPE_BYTES);
-                head.copy_from_slice(&write.head.to_le_bytes());
-                let count = ENVELOPE_BYTES + short.copy_to(body);
-                let is_control = write.key == link.control.key;
-                let region = if is_control { &link.control } else { &link.area };
-                let written = region.memory.put(write.offset, &bytes[..count]);
-                result = written.map_err(|_| "a frame outside the area");
-            }
-            link.posted_again();
+        if let HeadedBody::Here(short) = write.body {
+            let mut bytes = [0; ENVELOPE_BYTES + SHORT_BODY_MAX];
+            let (head, body) = bytes.split_at_mut(ENVELOPE_BYTES);
+            head.copy_from_slice(&write.head.to_le_bytes());
+            let count = ENVELOPE_BYTES + short.copy_to(body);
+            let is_control = write.key == link.control.key;
+            let region = if is_control { &link.control } else { &link.area };
+            let written = region.memory.put(write.offset, &bytes[..count]);
+            result = written.map_err(|_| "a frame outside the area");
         }
         self.touch(rank);
         let result = result.and_then(|()| self.took(rank, write.immediate, direct));

@@ -631,7 +631,7 @@ impl ReliableLink {
         self.unposted += 1;
     }
 
-    /// Accounts for an arrival whose descriptor the NIC has posted again.
+    /// Accounts for an arrival whose descriptor the NIC has left posted.
     #[inline]
     pub(super) const fn posted_again(&mut self) {
         self.returned.descriptors = self.returned.descriptors.wrapping_add(1);

@@ -17,7 +17,7 @@
 //! ```
 
 /// The version of the layout, the entries and the packets. NICs of different versions do not connect.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
 /// The number of entries of a ring.
 pub(super) const ENTRY_COUNT: u64 = 512;

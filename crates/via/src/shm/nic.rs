@@ -28,8 +28,8 @@ use crate::{
     vi::{
         Address, Completion, Connect, CqId, Data, DisconnectReason, HeadedPoll, Memory,
         MemoryAttributes, MemoryHandle, NicAttributes, NicEvent, ProtectionTag, Provider, Queue,
-        ReceiveDescriptor, Region, RemoteKey, RemoteSegment, RequestId, SendDescriptor,
-        ViAttributes, ViError, ViEvent, ViId, ViState,
+        ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, RequestId,
+        SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
         objects::{Access, DISCRIMINATOR_MAX, GREETING_MAX, ViCore},
     },
 };
@@ -432,10 +432,8 @@ impl Provider for Shm {
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), ViError> {
         let taken = self.nic_state.table.deregister(memory, &self.nic_state.page);
         let registered = taken.ok_or(ViError::UnknownMemory(memory))?;
-        for name in &self.connected {
-            if let Some(vi) = self.vis.get_mut(*name) {
-                vi.headed_writes.remove(registered.entry.key);
-            }
+        for vi in self.vis.values_mut() {
+            vi.headed_writes.remove(registered.entry.key);
         }
         if registered.file.is_some() {
             for name in &self.connected {
@@ -648,9 +646,15 @@ impl Provider for Shm {
     fn take_headed_writes(&mut self, vi: ViId, memory: MemoryHandle) {
         let Some(found) = self.vis.get_mut(vi.0) else { return };
         let region = self.nic_state.table.regions.get(memory.0);
+        // Bytes that are said to be in place must have been written there by the peer itself.
         let region = region.filter(|region| {
-            region.entry.remote(&found.core.attributes, (0, 0), Access::Write).is_ok()
+            let is_allowed = region.entry.remote(&found.core.attributes, (0, 0), Access::Write);
+            region.file.is_some() && is_allowed.is_ok()
         });
+        // The others are acknowledged, or lose what finds no descriptor.
+        if found.core.attributes.reliability != Reliability::ReliableDelivery {
+            return;
+        }
         if let Some(region) = region {
             found.headed_writes.add(region.entry.key, wide(region.entry.memory.len()));
         }

@@ -17,7 +17,7 @@ use crate::vi::{Completion, HEAD_BYTES, HeadedPoll, HeadedWrite, Queue, Status, 
 
 /// The most bytes of an answer copied per call, likewise.
 const ANSWER_MAX_BYTES: u64 = 1024 * 1024;
-/// Headed writes whose consumption the peer need not be told yet, as long as others follow them.
+/// Headed writes whose consumption the peer is not told yet, as long as each poll finds another one and nothing is posted.
 const UNPUBLISHED_MAX: u64 = 16;
 /// The most entries taken of one VI per call, so that no peer starves the others.
 const ENTRIES_MAX: u32 = 64;

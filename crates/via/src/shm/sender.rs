@@ -1,7 +1,7 @@
 //! The sending engine: carries out the descriptors of a send queue, in order.
 //!
 //! A transfer goes one of three ways:
-//! - *inline*: at most 40 bytes travel in the ring's entry, and the peer puts them in place;
+//! - *inline*: at most 40 bytes travel in the ring's entry, and the peer puts them in place, or hands them to its consumer;
 //! - *directly*: into the peer's memory mapped here, followed by an entry if the consumer wants to
 //!   notify the peer;
 //! - *staged*: in chunks through the ring's staging area, from which the peer copies.
@@ -48,6 +48,12 @@ impl ShmVi {
         descriptor: &SendDescriptor<'_>,
     ) -> Result<(), ViError> {
         self.core.sends_held += 1;
+        if let Some(connection) = &mut self.connection
+            && connection.consumer.unpublished() > 0
+        {
+            // Credit for a place must not reach the peer before it knows that what it wrote there was consumed.
+            connection.publish_consumed();
+        }
         if self.sends.is_empty()
             && (self.post_small(nic_state, descriptor) || self.post_direct(nic_state, descriptor))
         {

@@ -80,8 +80,10 @@ impl HeadedTargets {
 
     /// Adds a memory, if there is room.
     pub(super) fn add(&mut self, key: RemoteKey, length: u64) {
-        let place = if self.first.is_none() { &mut self.first } else { &mut self.second };
-        place.get_or_insert((key, length));
+        if self.length_of(key).is_none() {
+            let place = if self.first.is_none() { &mut self.first } else { &mut self.second };
+            place.get_or_insert((key, length));
+        }
     }
 
     pub(super) fn remove(&mut self, key: RemoteKey) {
@@ -205,7 +207,9 @@ impl ShmVi {
             let _ = self.acknowledge(nic_state);
         }
 
-        if let Some(connection) = self.connection.take() {
+        if let Some(mut connection) = self.connection.take() {
+            // What was returned here is carried out, whatever follows.
+            connection.publish_consumed();
             refusal = connection::status_of(connection.producer.refusal());
             connection.producer.write_close_reason(connection::close_reason_code(reason));
         }

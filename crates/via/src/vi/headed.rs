@@ -143,13 +143,13 @@ impl HeadedBody {
     }
 }
 
-/// A headed write that has arrived. Its receive descriptor was consumed and posted again.
+/// A headed write that has arrived. It consumed no receive descriptor: the first one, which it needed, is still the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "providers must be able to make one")]
 pub struct HeadedWrite {
     /// The VI by which it came.
     pub vi: ViId,
-    /// The cookie of the receive descriptor.
+    /// The cookie of that receive descriptor.
     pub cookie: u64,
     /// The immediate data.
     pub immediate: i32,

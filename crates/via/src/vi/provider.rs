@@ -365,7 +365,8 @@ impl fmt::Display for ViId {
 /// 6. Every posted send descriptor ends: done, failed or flushed. One that is not signaled reports only
 ///    errors. Every receive descriptor that was not consumed is flushed when the VI breaks or disconnects.
 /// 7. A completion is returned once: by [`poll_cq`](Self::poll_cq) if the VI's queue is attached to a completion
-///    queue, otherwise by [`poll_queue`](Self::poll_queue).
+///    queue, otherwise by [`poll_queue`](Self::poll_queue). A write that [`poll_headed_write`](Self::poll_headed_write) returns has no
+///    completion beside.
 /// 8. After [`arm`](Self::arm) returned [`ArmOutcome::Armed`], new completions and events make
 ///    [`descriptor`](Self::descriptor) readable, notify the [attached](Self::attach_notifier) host, or come at
 ///    [`next_deadline`](Self::next_deadline). If an action of others makes that deadline earlier, they notify it, too.

@@ -1,13 +1,18 @@
 //! Frames that come with their head, handed to an engine as a NIC would.
 
+use vigie_detect::Instant;
+
 use super::*;
 use crate::{
     protocol::{
+        EngineConfig, EngineEvent, SendState,
         envelope::FLAG_READY,
+        payload::Discard,
         tests::{Pair, small, tagged},
     },
+    shm::Shm,
     sim::SimNic,
-    vi::ShortBody,
+    vi::{Reliability, ShortBody},
 };
 
 /// Returns the write of a frame of rank 0 to rank 1, whose bytes are in the area already if they are many.
@@ -195,5 +200,50 @@ fn a_peer_that_lies_is_given_up() {
         let received = take(pair.engine(1), arrived, &mut Vec::new(), 1);
         assert_eq!(received, None, "{what}");
         assert!(pair.engine(1).failure(0).is_some(), "{what}");
+    }
+}
+
+/// Goal: over unreliable VIs acknowledgements, which are as short, reach the protocol that waits for them. Method: messages one way over shared
+/// memory, more than may be under way, at one moment, so that nothing is sent again; the sender polls as those who wait.
+#[test]
+fn acknowledgements_are_no_frames() {
+    for reliability in [Reliability::Unreliable, Reliability::ReliableDelivery] {
+        let config = EngineConfig { reliability, ..EngineConfig::default() };
+        let mut engines = [0, 1].map(|rank| {
+            let mut nic = Shm::open().expect("a NIC");
+            nic.listen(b"messages").expect("listens");
+            MessageEngine::new(nic, rank, 2, config).expect("an engine")
+        });
+        let address = engines[1].nic().address();
+        engines[0].connect(1, &address, b"messages", Instant::MAX).expect("asks");
+        let (mut connected, mut now) = (0, Instant::from_nanos(1));
+        while connected < 2 {
+            now += std::time::Duration::from_millis(1);
+            for engine in &mut engines {
+                engine.progress(now);
+                while let Some(event) = engine.next_event() {
+                    match event {
+                        EngineEvent::Requested { request, rank: Some(rank), .. } => {
+                            engine.accept(request, rank).expect("accepts");
+                        }
+                        EngineEvent::Connected { .. } => connected += 1,
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        }
+
+        let [sender, receiver] = &mut engines;
+        for number in 0..5000_u32 {
+            let sent = sender.send_bytes(1, 0, 7, SendMode::Standard, &number.to_le_bytes());
+            assert_eq!(sent, Ok(SendState::Done), "{number} over {reliability:?}");
+            let mut found = [0; 4];
+            assert!(receiver.try_recv(tagged(7), &mut found[..]).is_some(), "{number}");
+            assert_eq!(u32::from_le_bytes(found), number);
+            receiver.progress(now);
+            assert!(sender.try_recv(tagged(99), &mut Discard).is_none(), "nothing was sent back");
+        }
+        sender.progress(now);
+        assert!(sender.has_all_left(), "{reliability:?}");
     }
 }
