@@ -172,7 +172,8 @@ fn in_a_role() {
     let name = format!("vigie-shm-{}", &address[10..42]);
     let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
     rustix::net::connect(&socket, &name).expect("the name is no secret");
-    let mut hello = vec![1, 1, 0];
+    // A hello of version 2.
+    let mut hello = vec![1, 2, 0];
     hello.extend([7; 16]);
     hello.extend([1, 1, 0, 4, 0, b't', b'e', b's', b't', 0, 0]);
     // A caller that was already dropped cannot send any more.
