@@ -92,6 +92,8 @@ async fn serve(all: Communicator<Shm>, store: Rc<Store>) {
                 drop(all.send(from, DONE, &[]).await);
             }
             Err(error) => match error.failed_rank() {
+                // Nobody is left who could write: each further receive would fail at once.
+                Some(_) if all.failures(0).len() + 1 >= all.size() as usize => return,
                 Some((rank, reason)) => println!("rank {}: rank {rank}: {reason}", all.rank()),
                 None => return,
             },
