@@ -72,7 +72,7 @@ fn next<F: Fixture>(
 
 fn arrive<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let (one, other) = pair(testbed)?;
-    // One descriptor, which is posted again each time.
+    // One descriptor, which stays posted.
     testbed.post_receive(&other, 5, &[])?;
     for (round, length) in
         [0, 1, 8, 23, 24, 25, 64, 300, 4000].into_iter().cycle().take(90).enumerate()
@@ -86,7 +86,7 @@ fn arrive<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
             return Ok(());
         }
         let Some(found) = next(testbed, &other)? else {
-            // A provider may deliver it as any other: then it is in place, and its descriptor is gone.
+            // A provider may deliver it like any other: then it is in place, and its descriptor is gone.
             testbed.post_receive(&other, 5, &[])?;
             continue;
         };

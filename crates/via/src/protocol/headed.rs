@@ -191,7 +191,7 @@ impl<P: Provider> MessageEngine<P> {
             link.reader.release();
         }
         link.note_length(if is_here { 0 } else { found.length });
-        link.posted_again();
+        link.left_posted();
         if !std::mem::replace(is_touched, true) {
             self.touched.push(rank);
         }
@@ -275,7 +275,7 @@ impl<P: Provider> MessageEngine<P> {
             // Only such links ask for writes with a head: the rank has failed.
             return;
         };
-        link.posted_again();
+        link.left_posted();
         let mut result = Ok(());
         if let HeadedBody::Here(short) = write.body {
             let mut bytes = [0; ENVELOPE_BYTES + SHORT_BODY_MAX];

@@ -633,7 +633,7 @@ impl ReliableLink {
 
     /// Accounts for an arrival whose descriptor the NIC has left posted.
     #[inline]
-    pub(super) const fn posted_again(&mut self) {
+    pub(super) const fn left_posted(&mut self) {
         self.returned.descriptors = self.returned.descriptors.wrapping_add(1);
     }
 
