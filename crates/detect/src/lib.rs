@@ -112,4 +112,6 @@ pub use server::{
     WaitReport, WaiterId, refuse_in_simulation,
 };
 pub use testing::{Deadlock, Simulated, SimulatedHost, Simulation, conformance};
-pub use waiting::{Bursts, Probe, SharedWait, SharedWaiter, Waiter, sleep_thread};
+pub use waiting::{
+    Bursts, Probe, SharedWait, SharedWaiter, Waiter, YieldBeforeSleep, sleep_thread,
+};

@@ -1,5 +1,6 @@
 //! Waiting for peers: spin, yield the core, sleep; on a thread or inside a future.
 
+mod before_sleep;
 mod shared;
 
 use std::{
@@ -8,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+pub use self::before_sleep::YieldBeforeSleep;
 pub use self::shared::{SharedWait, SharedWaiter};
 use crate::{
     clock::{Instant, monotonic_now},

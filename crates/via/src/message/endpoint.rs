@@ -44,7 +44,7 @@ impl<P: Provider> Endpoint<P> {
     pub fn new(server: &Server, engine: MessageEngine<P>) -> Result<Self, RegisterError> {
         let registration = Registration::named(engine.nic().attributes().name);
         let waiter = SharedWaiter::at(server, engine.size(), POLLS_PER_CLOCK_READ);
-        let host = EngineHost::new(server, EndpointEngine::new(engine), registration)?;
+        let host = EngineHost::new(server, EndpointEngine::new(server, engine), registration)?;
         host.run_in_background().map_err(|_| RegisterError::ServerClosed)?;
         let inner =
             EndpointInner { host, waiter, contexts: ContextTable::new(), watch: OnceLock::new() };

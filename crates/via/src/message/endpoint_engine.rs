@@ -9,7 +9,7 @@ use std::{
 
 use vigie_detect::{
     ArmOutcome, EngineContext, EngineEvents, EngineHost, Instant, Notifier, PollerEvent, Progress,
-    SharedWaiter, WatchedDescriptor,
+    Server, SharedWaiter, WatchedDescriptor, YieldBeforeSleep,
 };
 
 use super::{context::ContextTable, linger, watch::Watch};
@@ -43,6 +43,11 @@ pub(super) struct EndpointEngine<P: Provider> {
     engine: MessageEngine<P>,
     /// The engine's work count when it was armed.
     worked: u64,
+    /// The same when it was last asked to arm it.
+    seen: u64,
+    /// A request has been served since then.
+    has_served: bool,
+    before_sleep: YieldBeforeSleep,
     /// Empty between two calls.
     ready: Vec<RequestId>,
     /// The time at which a wait for all that was sent gives up.
@@ -60,8 +65,17 @@ struct Leaving {
 }
 
 impl<P: Provider> EndpointEngine<P> {
-    pub(super) const fn new(engine: MessageEngine<P>) -> Self {
-        Self { engine, worked: 0, ready: Vec::new(), close_by: None, leaving: None }
+    pub(super) fn new(server: &Server, engine: MessageEngine<P>) -> Self {
+        Self {
+            before_sleep: YieldBeforeSleep::at(server, engine.size()),
+            engine,
+            worked: 0,
+            seen: 0,
+            has_served: false,
+            ready: Vec::new(),
+            close_by: None,
+            leaving: None,
+        }
     }
 
     #[inline]
@@ -144,6 +158,12 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
     }
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
+        let worked = self.engine.worked();
+        let has_arrived = std::mem::replace(&mut self.seen, worked) != worked;
+        let has_served = std::mem::take(&mut self.has_served);
+        if has_arrived && !has_served && self.before_sleep.yield_core() {
+            return Ok(ArmOutcome::Ready);
+        }
         let armed = self.engine.arm();
         self.worked = self.engine.worked();
         armed
@@ -176,6 +196,7 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
 
     fn served(&mut self, names: &mut Vec<u64>) {
         self.engine.take_ready(&mut self.ready);
+        self.has_served |= !self.ready.is_empty();
         names.extend(self.ready.drain(..).map(|request| request.0));
     }
 
