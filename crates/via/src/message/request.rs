@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use vigie_detect::{EngineWaiter, Probe, SharedWait, WaitError};
+use vigie_detect::{EngineWaiter, Probe, SharedWait, WaitError, budget};
 
 use super::{
     Message, MessageError, MessageErrorKind,
@@ -103,6 +103,8 @@ where
         if this.inner.host.is_inherited() {
             return Poll::Ready(Err(WaitError::ServerClosed.into()));
         }
+        // A task may ask again at once, whatever the result: after a time, others run in between.
+        ready!(budget::poll_proceed(cx));
         if let Some(result) = ready!(this.spin(cx)) {
             return Poll::Ready(result.map_err(Into::into));
         }

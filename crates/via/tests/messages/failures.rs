@@ -1,6 +1,12 @@
 //! Ranks that disappear.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use vigie_detect::Instant;
 use vigie_via::{
@@ -11,7 +17,10 @@ use vigie_via::{
     world::{Rank, World, local},
 };
 
-use super::hosts::{BOUND, on_each_host};
+use super::hosts::{BOUND, Kind, on_each_host};
+
+/// More receives that fail than a budget lasts.
+const FAILURES_MAX: u32 = 200_000;
 
 #[track_caller]
 fn names_rank_2<T: std::fmt::Debug>(result: Result<T, MessageError>) {
@@ -209,6 +218,42 @@ fn last_words_are_heard() {
             let (heard, failed) = listener.await.expect("no panic");
             assert_eq!(heard, Vec::from_iter(0..10), "round {round}");
             assert_eq!(failed, Some(1));
+        }
+    });
+}
+
+/// Goal: receives that fail at once, one after the other, leave room for other tasks of a thread. Method: on hosts that poll tasks with a
+/// budget, a task that receives after its peer has gone until another one has run; by calls that wait, and by requests.
+#[test]
+fn receives_that_fail_leave_room_for_others() {
+    on_each_host(|host| async move {
+        if host.kind == Kind::Tokio {
+            return;
+        }
+        for is_request in [false, true] {
+            let mut endpoints = host.endpoints(2, EngineConfig::default()).await;
+            drop(endpoints.pop());
+            let all = endpoints[0].communicator();
+            all.recv(1, 1).await.expect_err("rank 1 has gone");
+            let (has_run, runs) = (Arc::new(AtomicBool::new(false)), host.clone());
+            let receiver = host.spawn(async move {
+                let own = Arc::clone(&has_run);
+                runs.spawn(async move { own.store(true, Ordering::Relaxed) });
+                for _ in 0..FAILURES_MAX {
+                    if has_run.load(Ordering::Relaxed) {
+                        return true;
+                    }
+                    let mut bytes = [0];
+                    let received = if is_request {
+                        all.start_recv(SourceFilter::Any, 1).wait_into(&mut bytes[..]).await
+                    } else {
+                        all.recv_into(SourceFilter::Any, 1, &mut bytes[..]).await
+                    };
+                    received.expect_err("no rank is left");
+                }
+                false
+            });
+            assert!(receiver.await.expect("no panic"), "the other task has not run");
         }
     });
 }
