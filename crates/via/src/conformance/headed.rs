@@ -19,11 +19,14 @@ pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
         ("a write with a head waits for what was posted before", wait_for_others),
         ("of two writes to one place the later one stays", overwrite),
         ("a write with a head needs a receive descriptor", need_descriptor),
+        ("no VI waits while writes with a head come for another", take_turns),
         ("a write with a head reaches only memory that was named and is registered", protected),
     ]
 }
 
 const HEAD: u128 = 0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100;
+/// The polls, each of which finds something, within which each VI is served.
+const TURNS_MAX: usize = 100;
 const NOT_OFFERED: &str = "the provider carries out no writes with a head at once";
 
 /// Returns two connected VIs, the second of which takes writes with a head into its memory.
@@ -151,12 +154,56 @@ fn keep_order<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
 }
 
 /// Returns the next write's immediate data, whichever way it is found.
-fn poll_immediate<N: Provider>(nic: &mut N, cq: CqId, vi: ViId) -> Option<i32> {
-    match nic.poll_headed_write(cq, Some(vi)) {
+fn poll_immediate<N: Provider>(nic: &mut N, cq: CqId, vi: Option<ViId>) -> Option<i32> {
+    match nic.poll_headed_write(cq, vi) {
         HeadedPoll::Write(write) => Some(write.immediate),
         HeadedPoll::Nothing => None,
         HeadedPoll::Other => nic.poll_cq(cq).and_then(|done| done.immediate),
     }
+}
+
+/// One VI gets one write after the other, a second one a single one, a third one what is no write.
+fn take_turns<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (flooding, flooded) = pair(testbed)?;
+    let Some(cq) = flooded.receive_cq else { return Ok(()) };
+    let mut others = Vec::new();
+    for _ in 0..2 {
+        let (from, to) = (testbed.party(0, Queues::Shared)?, testbed.party(1, Queues::Given(cq))?);
+        testbed.connect(&from, &to)?;
+        testbed.nics[1].take_headed_writes(to.vi, to.region.handle);
+        others.push((from, to));
+    }
+    for vi in [Some(flooded.vi), None] {
+        let mut waiting = Vec::new();
+        for (number, (from, to)) in (1..).zip(&others) {
+            testbed.post_receive(to, 0, &[to.piece(0, 64)])?;
+            if number == 1 {
+                if !post(testbed, from, to.place(0), number, &[7; 8])? {
+                    testbed.skip(NOT_OFFERED);
+                    return Ok(());
+                }
+            } else {
+                let bytes = [IoSlice::new(&[7; 8])];
+                let send = descriptor(Operation::Send, 0, None, Data::Inline(&bytes));
+                let immediate = Some(number);
+                testbed.post(from, &SendDescriptor { immediate, is_signaled: false, ..send })?;
+            }
+            waiting.push(number);
+        }
+        let poll = |nics: &mut Vec<F::Nic>| poll_immediate(&mut nics[1], cq, vi);
+        for turn in 0..TURNS_MAX + others.len() {
+            if turn < TURNS_MAX {
+                testbed.post_receive(&flooded, 0, &[])?;
+                post(testbed, &flooding, flooded.place(0), 0, &[7; 8])?;
+            } else {
+                testbed.expect(Clause::End, "VIs that still wait", &waiting, &Vec::new())?;
+            }
+            let found = poll(&mut testbed.nics).or_else(|| testbed.until(&poll));
+            testbed.expect(Clause::Once, "something was found", &found.is_some(), &true)?;
+            waiting.retain(|number| Some(*number) != found);
+        }
+    }
+    Ok(())
 }
 
 fn wait_for_others<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
@@ -175,11 +222,11 @@ fn wait_for_others<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     }
     let mut found = Vec::new();
     for _ in 0..count / 4 {
-        found.extend(poll_immediate(&mut testbed.nics[1], cq, other.vi));
+        found.extend(poll_immediate(&mut testbed.nics[1], cq, Some(other.vi)));
     }
     if testbed.nics[0].post_headed_write(one.vi, other.place(64), count, HEAD, &[1; 8]) {
         while i32::try_from(found.len()).unwrap_or(0) <= count {
-            let next = testbed.until(|nics| poll_immediate(&mut nics[1], cq, other.vi));
+            let next = testbed.until(|nics| poll_immediate(&mut nics[1], cq, Some(other.vi)));
             found.push(next.ok_or_else(|| testbed.broken(Clause::End, "a write did not come"))?);
         }
         testbed.expect(Clause::Order, "the writes", &found, &(0..=count).collect())?;
@@ -202,7 +249,7 @@ fn overwrite<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     // A long one, so that the peer's memory is reached directly from now on, if it can be.
     post(testbed, &one, other.place(0), 1, &pattern(0, 300))?;
     for _ in 0..2 {
-        let found = testbed.until(|nics| poll_immediate(&mut nics[1], cq, other.vi));
+        let found = testbed.until(|nics| poll_immediate(&mut nics[1], cq, Some(other.vi)));
         found.ok_or_else(|| testbed.broken(Clause::End, "a write did not come"))?;
     }
     testbed.calm();
@@ -214,7 +261,7 @@ fn overwrite<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let body = pattern(7, 300);
     post(testbed, &one, other.place(0), 3, &body)?;
     for due in [2, 3] {
-        let found = testbed.until(|nics| poll_immediate(&mut nics[1], cq, other.vi));
+        let found = testbed.until(|nics| poll_immediate(&mut nics[1], cq, Some(other.vi)));
         testbed.expect(Clause::Order, "the immediate data", &found, &Some(due))?;
     }
     let whole = [&HEAD.to_le_bytes()[..], &body].concat();

@@ -406,12 +406,9 @@ impl<P: Provider> Communicator<P> {
         let mut wait = inner.waiter.wait();
         let polled = wait.try_first(|| {
             inner.with(|engine| {
-                for _ in 0..POLLS_PER_LOCK {
-                    if let Some(begun) = engine.receive_begun(&pattern, sink) {
-                        return Probe::Ready(begun);
-                    }
-                }
-                Probe::Pending
+                engine
+                    .receive_begun(&pattern, sink, POLLS_PER_LOCK)
+                    .map_or(Probe::Pending, Probe::Ready)
             })
         });
         match polled {

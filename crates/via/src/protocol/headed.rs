@@ -73,7 +73,7 @@ impl<P: Provider> MessageEngine<P> {
         pattern: &Pattern,
         sink: &mut S,
     ) -> Option<Begun> {
-        if self.unexpected.len() > 0 {
+        if self.has_unexpected(*pattern) {
             return None;
         }
         let write = self.poll_headed(pattern.source)?;

@@ -26,34 +26,40 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// As [`try_recv`](Self::try_recv), but a message in several frames of which the first has arrived
-    /// goes to `sink` from its beginning on; poll its request with the same sink for the rest.
+    /// goes to `sink` from its beginning on; poll its request with the same sink for the rest. Polls until `polls` polls have found nothing.
     #[inline]
     pub(crate) fn receive_begun<S: Sink + ?Sized>(
         &mut self,
         pattern: &Pattern,
         sink: &mut S,
+        mut polls: u32,
     ) -> Option<Begun> {
-        if self.unexpected.len() > 0
-            && let Some(received) = self.receive_unexpected(pattern, sink)
-        {
-            return Some(match received {
-                Some(status) => Begun::Received(status),
-                // The message is not whole yet. It is the first that fits, so the new receive takes it.
-                None => Begun::Open(self.post_receive(*pattern)),
-            });
-        }
-
         let mut direct = DirectReceive::new(ReceiveInterest::Begin(pattern), sink);
+        let mut has_arrived = true;
         for _ in 0..BUDGET {
-            if !self.step(&mut direct) {
-                self.flush();
-                return None;
+            if has_arrived
+                && self.unexpected.len() > 0
+                && let Some(received) = self.receive_unexpected(pattern, direct.sink)
+            {
+                return Some(match received {
+                    Some(status) => Begun::Received(status),
+                    // The message is not whole yet. It is the first that fits, so the new receive takes it.
+                    None => Begun::Open(self.post_receive(*pattern)),
+                });
             }
+            has_arrived = self.step(&mut direct);
             if let Some(status) = direct.result {
                 return Some(Begun::Received(status));
             }
             if let Some(request) = direct.begun {
                 return Some(Begun::Open(request));
+            }
+            if !has_arrived {
+                self.flush();
+                polls = polls.saturating_sub(1);
+                if polls == 0 {
+                    return None;
+                }
             }
         }
         None

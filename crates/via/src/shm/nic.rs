@@ -191,6 +191,17 @@ impl Shm {
     /// Polls all rings. Returns whether anything was done.
     #[inline]
     fn poll_rings(&mut self) -> bool {
+        self.work_all(ShmVi::work)
+    }
+
+    /// As [`poll_rings`](Self::poll_rings), but leaves headed writes to [`poll_headed_write`](Provider::poll_headed_write): as completions they
+    /// cost more.
+    fn poll_rings_for_others(&mut self) -> bool {
+        self.work_all(ShmVi::work_for_others)
+    }
+
+    #[inline]
+    fn work_all(&mut self, work: impl Fn(&mut ShmVi, &mut NicState) -> bool) -> bool {
         let mut is_news = false;
         let mut has_ended = false;
         let count = self.connected.len();
@@ -200,7 +211,7 @@ impl Shm {
             let Some(vi) = self.connected.get(turn).and_then(|name| self.vis.get_mut(*name)) else {
                 continue;
             };
-            is_news |= vi.work(&mut self.nic_state);
+            is_news |= work(vi, &mut self.nic_state);
             has_ended |= vi.connection.is_none();
         }
         if is_news {
@@ -210,6 +221,31 @@ impl Shm {
             self.forget_ended();
         }
         is_news
+    }
+
+    /// Takes the next headed write of any VI, each in its turn.
+    fn take_any_headed_write(&mut self, cq: CqId) -> HeadedPoll {
+        let count = self.connected.len();
+        for step in 0..count {
+            let turn = self.first + step;
+            let turn = if turn < count { turn } else { turn - count };
+            let vi = self.connected.get(turn).and_then(|name| self.vis.get_mut(*name));
+            let Some(vi) = vi.filter(|vi| vi.core.attributes.receive_cq == Some(cq)) else {
+                return HeadedPoll::Other;
+            };
+            match vi.take_headed_write() {
+                HeadedPoll::Nothing => {}
+                // The usual poll takes it, of all VIs: `alone` is as it was.
+                HeadedPoll::Other => return HeadedPoll::Other,
+                HeadedPoll::Write(write) => {
+                    self.first = if turn + 1 < count { turn + 1 } else { 0 };
+                    self.alone = 0;
+                    return HeadedPoll::Write(write);
+                }
+            }
+        }
+        self.alone = 0;
+        HeadedPoll::Nothing
     }
 
     /// Returns the next completion, after `poll` if none waits.
@@ -351,7 +387,7 @@ impl Shm {
         {
             return true;
         }
-        self.poll_rings()
+        self.poll_rings_for_others()
     }
 
     /// Registers memory that peers may map, and grants it to those that are connected.
@@ -662,8 +698,9 @@ impl Provider for Shm {
 
     #[inline(always)]
     fn poll_headed_write(&mut self, cq: CqId, vi: Option<ViId>) -> HeadedPoll {
-        let has_completions =
-            self.nic_state.cqs.get(cq.0).is_none_or(|cq| !cq.completions.is_empty());
+        if self.nic_state.cqs.get(cq.0).is_none_or(|cq| !cq.completions.is_empty()) {
+            return HeadedPoll::Other;
+        }
         let name = match (self.connected.as_slice(), vi) {
             ([name], _) => *name,
             // Now and then all rings are polled, as of the usual polls for one VI.
@@ -671,10 +708,10 @@ impl Provider for Shm {
                 self.alone += 1;
                 vi.0
             }
-            _ => return HeadedPoll::Other,
+            _ => return self.take_any_headed_write(cq),
         };
         match self.vis.get_mut(name) {
-            Some(found) if found.core.attributes.receive_cq == Some(cq) && !has_completions => {
+            Some(found) if found.core.attributes.receive_cq == Some(cq) => {
                 found.take_headed_write()
             }
             _ => HeadedPoll::Other,
@@ -715,7 +752,7 @@ impl Provider for Shm {
             is_news |= self.poll_sockets();
             is_news |= self.expire_attempts(now);
         }
-        self.poll_rings() || is_news
+        self.poll_rings_for_others() || is_news
     }
 
     fn next_deadline(&self) -> Option<Instant> {

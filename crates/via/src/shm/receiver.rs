@@ -59,12 +59,9 @@ impl ShmVi {
     /// Takes the next entry, if that is a headed write into the memory named for those. Its completion must be the next one.
     #[inline(always)]
     pub(super) fn take_headed_write(&mut self) -> HeadedPoll {
-        // What waits is continued by the usual poll.
-        let is_usual = !self.is_idle() || self.headed_writes.is_empty();
-        let (false, Some(connection)) = (is_usual, &mut self.connection) else {
-            return HeadedPoll::Other;
-        };
-        let entry = match connection.consumer.next_headed_write() {
+        let found = self.next_headed_write();
+        let Some(connection) = &mut self.connection else { return HeadedPoll::Other };
+        let (cookie, entry) = match found {
             None => {
                 if connection.consumer.unpublished() > 0 {
                     connection.publish_consumed();
@@ -74,23 +71,12 @@ impl ShmVi {
             Some(None) => return HeadedPoll::Other,
             Some(Some(found)) => found,
         };
-        let HeadedEntry { key, offset, immediate, head, body } = entry;
-        let total = u64::from(body.len()) + wide(HEAD_BYTES);
-        let end = offset.checked_add(total);
-        let is_inside =
-            self.headed_writes.length_of(key).zip(end).is_some_and(|(all, end)| end <= all);
-        if !is_inside || self.written > 0 || self.drops_write {
-            return HeadedPoll::Other;
-        }
-        let Some(PostedReceive { cookie, .. }) = self.receives.front() else {
-            return HeadedPoll::Other;
-        };
-        let cookie = *cookie;
         connection.consumer.advance();
         connection.producer.end_burst();
         if connection.consumer.unpublished() >= UNPUBLISHED_MAX {
             connection.publish_consumed();
         }
+        let HeadedEntry { key, offset, immediate, head, body } = entry;
         HeadedPoll::Write(HeadedWrite {
             vi: self.core.id,
             key,
@@ -100,6 +86,31 @@ impl ShmVi {
             head,
             body,
         })
+    }
+
+    /// Returns whether [`take_headed_write`](Self::take_headed_write) would return one.
+    #[inline]
+    pub(super) fn has_headed_write(&self) -> bool {
+        matches!(self.next_headed_write(), Some(Some(_)))
+    }
+
+    /// Returns the next entry, if there is one, and if it is a headed write; with the cookie of its descriptor.
+    #[inline(always)]
+    #[expect(clippy::option_option, reason = "there may be an entry that is no such write")]
+    fn next_headed_write(&self) -> Option<Option<(u64, HeadedEntry)>> {
+        // What waits is continued by the usual poll.
+        let is_usual = !self.is_idle() || self.headed_writes.is_empty();
+        let (false, Some(connection)) = (is_usual, &self.connection) else { return Some(None) };
+        let Some(entry) = connection.consumer.next_headed_write()? else { return Some(None) };
+        let total = u64::from(entry.body.len()) + wide(HEAD_BYTES);
+        let end = entry.offset.checked_add(total);
+        let is_inside =
+            self.headed_writes.length_of(entry.key).zip(end).is_some_and(|(all, end)| end <= all);
+        if !is_inside || self.written > 0 || self.drops_write {
+            return Some(None);
+        }
+        let Some(PostedReceive { cookie, .. }) = self.receives.front() else { return Some(None) };
+        Some(Some((*cookie, entry)))
     }
 
     #[inline]

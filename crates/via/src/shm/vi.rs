@@ -149,6 +149,11 @@ impl ShmVi {
         self.resume(nic_state) || has_received
     }
 
+    /// As [`work`](Self::work), unless a headed write is next.
+    pub(super) fn work_for_others(&mut self, nic_state: &mut NicState) -> bool {
+        self.has_headed_write() || self.work(nic_state)
+    }
+
     /// Returns whether nothing waits to be continued.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
