@@ -1,9 +1,10 @@
-//! What a thread does when something has arrived that did not end its wait, before it sleeps again.
+//! What a thread does before it sleeps again, if something has arrived that it does not wait for.
 
 use std::time::Duration;
 
 use super::{SpinBackend, SystemBackend};
 use crate::{
+    detector::Flavor,
     policy::{Peers, YieldBackoff, processor_count},
     server::Server,
 };
@@ -21,16 +22,17 @@ pub struct YieldBeforeSleep {
 }
 
 impl YieldBeforeSleep {
-    /// For sleeps of `server`'s host, which is one of `count` peers on this machine's cores. In virtual time nothing happens during a
-    /// yield, so there is none.
+    /// For sleeps of `server`'s host, which is one of `count` peers on this machine's cores. Only a host of the user-level flavor yields, since
+    /// its thread has nothing else to do: workers and event threads of others serve reactions. Nor is there any yield in virtual time.
     #[must_use]
     pub fn at(server: &Server, count: u32) -> Self {
-        let cores = u32::try_from(processor_count()).unwrap_or(u32::MAX);
-        let cores = if server.is_virtual() { u32::MAX } else { cores };
+        let yields = server.flavor() == Flavor::UserLevel && !server.is_virtual();
+        let processors = u32::try_from(processor_count()).unwrap_or(u32::MAX);
+        let cores = if yields { processors } else { u32::MAX };
         Self { peers: Peers { count, cores }, backoff: YieldBackoff::new() }
     }
 
-    /// Call this before a sleep if something has arrived since the last one, for none of those that wait. Returns whether the core was given
+    /// Call this before a sleep if something has arrived since the last one that none of the waits asked for. Returns whether the core was given
     /// away: poll again then. Never does so where each peer has a core, and [seldom](YieldBackoff) while yields cost time slices of other
     /// programs.
     pub fn yield_core(&mut self) -> bool {

@@ -173,7 +173,7 @@ fn take_turns<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
         testbed.nics[1].take_headed_writes(to.vi, to.region.handle);
         others.push((from, to));
     }
-    for vi in [Some(flooded.vi), None] {
+    for (vi, progresses) in [(Some(flooded.vi), false), (None, false), (None, true)] {
         let mut waiting = Vec::new();
         for (number, (from, to)) in (1..).zip(&others) {
             testbed.post_receive(to, 0, &[to.piece(0, 64)])?;
@@ -197,6 +197,9 @@ fn take_turns<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
                 post(testbed, &flooding, flooded.place(0), 0, &[7; 8])?;
             } else {
                 testbed.expect(Clause::End, "VIs that still wait", &waiting, &Vec::new())?;
+            }
+            if progresses {
+                testbed.tick();
             }
             let found = poll(&mut testbed.nics).or_else(|| testbed.until(&poll));
             testbed.expect(Clause::Once, "something was found", &found.is_some(), &true)?;

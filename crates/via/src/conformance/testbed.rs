@@ -154,7 +154,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
 
     // -------------------------------------------------------------- time
 
-    fn tick(&mut self) {
+    pub(super) fn tick(&mut self) {
         let now = self.fixture.now();
         for nic in &mut self.nics {
             nic.progress(now);

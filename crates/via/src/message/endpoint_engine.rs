@@ -38,15 +38,18 @@ pub(super) enum EndpointOutput {
     AllLeft(BTreeSet<u32>),
 }
 
+/// How often in a row a sleep is put off, before the engine is armed in any case.
+const IN_A_ROW_MAX: u32 = 16;
+
 /// Makes the message engine an engine of a detection server. Requests are served by their numbers.
 pub(super) struct EndpointEngine<P: Provider> {
     engine: MessageEngine<P>,
     /// The engine's work count when it was armed.
     worked: u64,
-    /// The same when it was last asked to arm it.
-    seen: u64,
-    /// A request has been served since then.
-    has_served: bool,
+    /// The number of messages that nobody had asked for when the host last wanted to sleep.
+    unasked: u64,
+    /// How often in a row a sleep has been put off.
+    in_a_row: u32,
     before_sleep: YieldBeforeSleep,
     /// Empty between two calls.
     ready: Vec<RequestId>,
@@ -70,8 +73,8 @@ impl<P: Provider> EndpointEngine<P> {
             before_sleep: YieldBeforeSleep::at(server, engine.size()),
             engine,
             worked: 0,
-            seen: 0,
-            has_served: false,
+            unasked: 0,
+            in_a_row: 0,
             ready: Vec::new(),
             close_by: None,
             leaving: None,
@@ -158,12 +161,17 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
     }
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
-        let worked = self.engine.worked();
-        let has_arrived = std::mem::replace(&mut self.seen, worked) != worked;
-        let has_served = std::mem::take(&mut self.has_served);
-        if has_arrived && !has_served && self.before_sleep.yield_core() {
-            return Ok(ArmOutcome::Ready);
+        let unasked = self.engine.counters().unexpected;
+        if std::mem::replace(&mut self.unasked, unasked) != unasked && self.in_a_row < IN_A_ROW_MAX
+        {
+            // Others may need them to send theirs.
+            self.engine.return_all_credits();
+            if self.before_sleep.yield_core() {
+                self.in_a_row += 1;
+                return Ok(ArmOutcome::Ready);
+            }
         }
+        self.in_a_row = 0;
         let armed = self.engine.arm();
         self.worked = self.engine.worked();
         armed
@@ -196,7 +204,6 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
 
     fn served(&mut self, names: &mut Vec<u64>) {
         self.engine.take_ready(&mut self.ready);
-        self.has_served |= !self.ready.is_empty();
         names.extend(self.ready.drain(..).map(|request| request.0));
     }
 

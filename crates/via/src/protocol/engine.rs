@@ -616,13 +616,7 @@ impl<P: Provider> MessageEngine<P> {
             self.registrations.sweep(&mut self.nic);
         }
 
-        for rank in std::mem::take(&mut self.touched) {
-            if let Some(peer) = self.peers.get_mut(rank as usize) {
-                peer.is_touched = false;
-            }
-            self.return_credits(rank, true);
-        }
-
+        self.return_all_credits();
         let mut is_blocked = !self.touched.is_empty();
         for index in 0..self.listed.len() {
             let rank = self.listed[index];
@@ -649,6 +643,16 @@ impl<P: Provider> MessageEngine<P> {
             return Ok(ArmOutcome::Ready);
         }
         self.nic.arm()
+    }
+
+    /// Gives back the credits that are owed to peers, however few.
+    pub(crate) fn return_all_credits(&mut self) {
+        for rank in std::mem::take(&mut self.touched) {
+            if let Some(peer) = self.peers.get_mut(rank as usize) {
+                peer.is_touched = false;
+            }
+            self.return_credits(rank, true);
+        }
     }
 
     /// Makes the descriptor quiet: see [`Provider::quiet`].

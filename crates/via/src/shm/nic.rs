@@ -191,11 +191,15 @@ impl Shm {
     /// Polls all rings. Returns whether anything was done.
     #[inline]
     fn poll_rings(&mut self) -> bool {
-        self.work_all(ShmVi::work)
+        let is_news = self.work_all(ShmVi::work);
+        if is_news {
+            self.end_turn(self.first);
+        }
+        is_news
     }
 
-    /// As [`poll_rings`](Self::poll_rings), but leaves headed writes to [`poll_headed_write`](Provider::poll_headed_write): as completions they
-    /// cost more.
+    /// As [`poll_rings`](Self::poll_rings), but leaves headed writes to [`poll_headed_write`](Provider::poll_headed_write), in whose turns it
+    /// has no part: as completions they cost more.
     fn poll_rings_for_others(&mut self) -> bool {
         self.work_all(ShmVi::work_for_others)
     }
@@ -214,13 +218,16 @@ impl Shm {
             is_news |= work(vi, &mut self.nic_state);
             has_ended |= vi.connection.is_none();
         }
-        if is_news {
-            self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
-        }
         if has_ended {
             self.forget_ended();
         }
         is_news
+    }
+
+    /// The next turn is that of the VI behind this one.
+    #[inline]
+    const fn end_turn(&mut self, turn: usize) {
+        self.first = if turn + 1 < self.connected.len() { turn + 1 } else { 0 };
     }
 
     /// Takes the next headed write of any VI, each in its turn.
@@ -238,7 +245,7 @@ impl Shm {
                 // The usual poll takes it, of all VIs: `alone` is as it was.
                 HeadedPoll::Other => return HeadedPoll::Other,
                 HeadedPoll::Write(write) => {
-                    self.first = if turn + 1 < count { turn + 1 } else { 0 };
+                    self.end_turn(turn);
                     self.alone = 0;
                     return HeadedPoll::Write(write);
                 }

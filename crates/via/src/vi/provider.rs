@@ -541,7 +541,8 @@ pub trait Provider: Send + 'static {
     }
 
     /// From now on, [`poll_headed_write`](Self::poll_headed_write) may return RDMA writes of the VI's peer into `memory`; those whose
-    /// bytes come with them then do not change that memory. At most two memories of a VI can be named. By default, it returns none.
+    /// bytes come with them then do not change that memory. At most two memories of a VI can be named. [`progress`](Self::progress) may leave
+    /// such a write, and what the peer has sent behind it, until the next poll for completions. By default, it returns none.
     fn take_headed_writes(&mut self, vi: ViId, memory: MemoryHandle) {
         let _ = (vi, memory);
     }
