@@ -66,15 +66,15 @@ impl<P: Provider> MessageEngine<P> {
         is_sent
     }
 
-    /// As [`receive_begun`](Self::receive_begun), if the next that arrives is a whole message.
+    /// As [`receive_begun`](Self::receive_begun), if the message has arrived, or is whole and the next that does.
     #[inline(always)]
     pub(crate) fn receive_headed<S: Sink + ?Sized>(
         &mut self,
         pattern: &Pattern,
         sink: &mut S,
     ) -> Option<Begun> {
-        if self.has_unexpected(*pattern) {
-            return None;
+        if let Some(begun) = self.receive_kept(pattern, sink) {
+            return Some(begun);
         }
         let write = self.poll_headed(pattern.source)?;
         match self.arrived_headed(write, ReceiveInterest::Begin(pattern), false, sink) {

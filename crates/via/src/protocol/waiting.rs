@@ -37,15 +37,8 @@ impl<P: Provider> MessageEngine<P> {
         let mut direct = DirectReceive::new(ReceiveInterest::Begin(pattern), sink);
         let mut has_arrived = true;
         for _ in 0..BUDGET {
-            if has_arrived
-                && self.unexpected.len() > 0
-                && let Some(received) = self.receive_unexpected(pattern, direct.sink)
-            {
-                return Some(match received {
-                    Some(status) => Begun::Received(status),
-                    // The message is not whole yet. It is the first that fits, so the new receive takes it.
-                    None => Begun::Open(self.post_receive(*pattern)),
-                });
+            if has_arrived && let Some(begun) = self.receive_kept(pattern, direct.sink) {
+                return Some(begun);
             }
             has_arrived = self.step(&mut direct);
             if let Some(status) = direct.result {
@@ -63,6 +56,23 @@ impl<P: Provider> MessageEngine<P> {
             }
         }
         None
+    }
+
+    /// Receives a message that has arrived or begun to, if one fits.
+    #[inline(always)]
+    pub(super) fn receive_kept<S: Sink + ?Sized>(
+        &mut self,
+        pattern: &Pattern,
+        sink: &mut S,
+    ) -> Option<Begun> {
+        if self.unexpected.len() == 0 {
+            return None;
+        }
+        Some(match self.receive_unexpected(pattern, sink)? {
+            Some(status) => Begun::Received(status),
+            // The message is not whole yet. It is the first that fits, so the new receive takes it.
+            None => Begun::Open(self.post_receive(*pattern)),
+        })
     }
 
     /// Makes a request for a message in several frames that begins to arrive, if the caller wants it.
