@@ -46,8 +46,8 @@ pub(super) struct EndpointEngine<P: Provider> {
     engine: MessageEngine<P>,
     /// The engine's work count when it was armed.
     worked: u64,
-    /// The number of messages that nobody had asked for when the host last wanted to sleep.
-    unasked: u64,
+    /// The number of unexpected messages so far when the host last wanted to sleep.
+    unexpected: u64,
     /// How often in a row a sleep has been put off.
     in_a_row: u32,
     before_sleep: YieldBeforeSleep,
@@ -73,7 +73,7 @@ impl<P: Provider> EndpointEngine<P> {
             before_sleep: YieldBeforeSleep::at(server, engine.size()),
             engine,
             worked: 0,
-            unasked: 0,
+            unexpected: 0,
             in_a_row: 0,
             ready: Vec::new(),
             close_by: None,
@@ -161,8 +161,9 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
     }
 
     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<ArmOutcome> {
-        let unasked = self.engine.counters().unexpected;
-        if std::mem::replace(&mut self.unasked, unasked) != unasked && self.in_a_row < IN_A_ROW_MAX
+        let unexpected = self.engine.counters().unexpected;
+        if std::mem::replace(&mut self.unexpected, unexpected) != unexpected
+            && self.in_a_row < IN_A_ROW_MAX
         {
             // Others may need them to send theirs.
             self.engine.return_all_credits();
