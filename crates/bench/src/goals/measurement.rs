@@ -267,9 +267,10 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 51] = [
+const CASES: [&str; 52] = [
     "alltoall",
     "any",
+    "backlog",
     "barrier",
     "barrier-sim",
     "barrier-sim-four-ary",

@@ -33,6 +33,13 @@ pub enum Measure {
         /// Messages per answer.
         window: u32,
     },
+    /// As [`Unexpected`](Self::Unexpected), received from the first to the last.
+    Backlog {
+        /// Bytes of a message.
+        bytes: u32,
+        /// Messages per answer.
+        window: u32,
+    },
     /// As [`Latency`](Self::Latency), by receives from any source.
     Any {
         /// Bytes of a message.
@@ -74,11 +81,12 @@ impl Measure {
         [Self::Ring, Self::AllToAll, Self::ManyToOne, Self::LateRound];
 
     /// The names of all cases.
-    pub(crate) const CASES: [&'static str; 13] = [
+    pub(crate) const CASES: [&'static str; 14] = [
         "latency",
         "window",
         "requests",
         "unexpected",
+        "backlog",
         "any",
         "synchronous",
         "loaned",
@@ -97,6 +105,7 @@ impl Measure {
             Self::Window { .. } => "window",
             Self::Requests { .. } => "requests",
             Self::Unexpected { .. } => "unexpected",
+            Self::Backlog { .. } => "backlog",
             Self::Any { .. } => "any",
             Self::Synchronous { .. } => "synchronous",
             Self::Loaned { .. } => "loaned",
@@ -116,6 +125,7 @@ impl Measure {
             | Self::Window { bytes, .. }
             | Self::Requests { bytes, .. }
             | Self::Unexpected { bytes, .. }
+            | Self::Backlog { bytes, .. }
             | Self::Any { bytes }
             | Self::Synchronous { bytes }
             | Self::Loaned { bytes }
@@ -149,7 +159,8 @@ impl Measure {
         match self {
             Self::Window { window, .. }
             | Self::Requests { window, .. }
-            | Self::Unexpected { window, .. } => window,
+            | Self::Unexpected { window, .. }
+            | Self::Backlog { window, .. } => window,
             _ => 1,
         }
     }

@@ -216,6 +216,12 @@ impl<P: Provider + Send + 'static> RankState<P> {
                 }
                 Ok(())
             }
+            Measure::Backlog { window, .. } => {
+                for _ in 0..window {
+                    self.all.recv_into(self.before, 1, &mut self.incoming[..]).await?;
+                }
+                Ok(())
+            }
             _ => {
                 for _ in 1..measure.window() {
                     self.receive(measure, whole).await?;
@@ -312,6 +318,12 @@ impl<P: Provider + Send + 'static> RankState<P> {
                 Measure::Unexpected { window, .. } => {
                     for tag in 1..=window {
                         self.all.send(self.next, tag, &self.outgoing).await?;
+                    }
+                    self.send(measure, &self.outgoing).await?;
+                }
+                Measure::Backlog { window, .. } => {
+                    for _ in 0..window {
+                        self.all.send(self.next, 1, &self.outgoing).await?;
                     }
                     self.send(measure, &self.outgoing).await?;
                 }

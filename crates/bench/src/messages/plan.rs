@@ -28,6 +28,8 @@ const WINDOW_LARGE: u32 = 16;
 
 /// Messages that have arrived before the first is received.
 const UNEXPECTED: u32 = 256;
+/// Messages that wait for a receiver that comes late.
+const BACKLOG: u32 = 100_000;
 
 /// Bytes of small messages.
 const SMALL: u32 = 8;
@@ -98,6 +100,7 @@ impl PingPongPlan {
             Measure::Requests { bytes: 65_536, window: WINDOW_SMALL },
             Measure::Requests { bytes: 1_048_576, window: WINDOW_SMALL },
             Measure::Unexpected { bytes: SMALL, window: UNEXPECTED },
+            Measure::Backlog { bytes: SMALL, window: BACKLOG },
             Measure::Any { bytes: SMALL },
             Measure::Synchronous { bytes: SMALL },
             Measure::Loaned { bytes: LOANED },

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STOP = 0xff, GO = 1, SAMPLE_MIN_NS = 50000, QUIET_MIN_NS = 500000000, OPERATIONS_MAX = 1 << 16, WINDOW_MAX = 1024 };
+enum { STOP = 0xff, GO = 1, SAMPLE_MIN_NS = 50000, QUIET_MIN_NS = 500000000, OPERATIONS_MAX = 1 << 16, WINDOW_MAX = 100000 };
 
 static int rank, ranks, next, before, source;
 static unsigned char *outgoing, *incoming;
@@ -91,6 +91,11 @@ static void perform(const struct measure *measure, uint32_t count) {
                 MPI_Send(outgoing, measure->bytes, MPI_BYTE, next, 2 + at, MPI_COMM_WORLD);
             send_message(measure, outgoing, measure->bytes);
             receive_message(incoming, 1);
+        } else if (measure->kind == 'b') {
+            for (int at = 0; at < measure->window; at++)
+                MPI_Send(outgoing, measure->bytes, MPI_BYTE, next, 2, MPI_COMM_WORLD);
+            send_message(measure, outgoing, measure->bytes);
+            receive_message(incoming, 1);
         } else if (measure->window > 1) {
             for (int at = 0; at < measure->window; at++)
                 MPI_Isend(outgoing, measure->bytes, MPI_BYTE, next, 1, MPI_COMM_WORLD, &requests[at]);
@@ -125,6 +130,9 @@ static void follow(const struct measure *measure) {
         if (!is_last && measure->kind == 'u') {
             for (int at = measure->window - 1; at >= 0; at--)
                 MPI_Recv(incoming, measure->bytes, MPI_BYTE, source, 2 + at, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        } else if (!is_last && measure->kind == 'b') {
+            for (int at = 0; at < measure->window; at++)
+                MPI_Recv(incoming, measure->bytes, MPI_BYTE, source, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         } else if (!is_last && measure->window > 1) {
             int rest = measure->window - 1;
             for (int at = 0; at < rest; at++)
