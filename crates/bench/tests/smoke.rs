@@ -339,7 +339,7 @@ fn datagrams_are_measured_or_say_why_not() {
 fn a_peer_is_measured_or_says_how_to_get_it() {
     // Goal: what is not on this machine is skipped with the reason and the remedy, and the run succeeds;
     // what is there gives figures. Method: the peers that need no long build, whatever is installed.
-    const CASES: &str = "latency,window,requests,unexpected,any";
+    const CASES: &str = "latency,window,requests,unexpected,backlog,any";
     let arguments = ["pingpong", "--only", "openmpi,mpich,ucx", "--cases", CASES];
     let rest = ["--sizes", "8", "--budget", "5ms", "--rounds", "1"];
     let report = measure("peers", &[&arguments[..], &rest].concat());
