@@ -59,7 +59,7 @@ impl Attacker {
             })
             .expect("a VI");
         let mut greeting = Vec::new();
-        for word in [u32::from_be_bytes(*b"vgm3"), 1, 3, 65_536, 512, 64, 128 << 10] {
+        for word in [u32::from_be_bytes(*b"vgm4"), 1, 3, 65_536, 512, 64, 128 << 10] {
             greeting.extend(word.to_le_bytes());
         }
         greeting.extend(regions.iter().flat_map(|region| region.key.0.to_le_bytes()));

@@ -62,6 +62,7 @@ fn scarce(random: &mut fastrand::Rng) -> EngineConfig {
         .control_entries(8)
         .staging_frames(2)
         .unexpected_bytes_max(random.u64(0..4000))
+        .unexpected_messages_max(random.u32(0..20))
         .held_bytes_max(random.u64(0..4000))
 }
 

@@ -6,7 +6,7 @@
 //! | [`Measure::Window`] | 64 messages, then one byte back | messages and bytes per second |
 //! | [`Measure::Requests`] | the same by requests, all begun before the first is waited for | the same |
 //! | [`Measure::Unexpected`] | 256 messages that have all arrived, received from the last to the first | time of a message |
-//! | [`Measure::Backlog`] | 100 000 messages that have all arrived, received from the first to the last | time of a message |
+//! | [`Measure::Backlog`] | 100 000 messages, 10 000 if they are longer, that have all arrived, received from the first to the last | time of a message |
 //! | [`Measure::Any`] | as latency, received from any source | time one way |
 //! | [`Measure::Synchronous`] | as latency, but each send completes at its match | time one way |
 //! | [`Measure::Loaned`] | as latency, in a buffer of the system's own, without copies | time one way |

@@ -101,6 +101,7 @@ impl PingPongPlan {
             Measure::Requests { bytes: 1_048_576, window: WINDOW_SMALL },
             Measure::Unexpected { bytes: SMALL, window: UNEXPECTED },
             Measure::Backlog { bytes: SMALL, window: BACKLOG },
+            Measure::Backlog { bytes: 1_024, window: BACKLOG / 10 },
             Measure::Any { bytes: SMALL },
             Measure::Synchronous { bytes: SMALL },
             Measure::Loaned { bytes: LOANED },

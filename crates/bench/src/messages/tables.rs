@@ -25,7 +25,11 @@ pub(super) fn all(rows: &[Row]) -> String {
             "unexpected",
             "256 messages that have arrived, received from the last to the first, time of each",
         ),
-        times(rows, "backlog", "100 000 messages to a receiver that comes late, time of each"),
+        times(
+            rows,
+            "backlog",
+            "100 000 messages of 8 B, or 10 000 of 1 KiB, to a receiver that comes late, time of each",
+        ),
         times(rows, "any", "Received from any source, one way"),
         times(rows, "synchronous", "Synchronous send, one way"),
         times(rows, "loaned", "Loaned buffer, one way"),

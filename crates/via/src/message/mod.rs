@@ -66,12 +66,14 @@
 //! arrived for them: they do not wait for messages that a rank may still send to itself, which only receives from
 //! its own rank do.
 //!
-//! Of one rank's messages that are not received,
-//! [`EngineConfig::unexpected_bytes_max`](crate::protocol::EngineConfig::unexpected_bytes_max) are accepted, 1 MiB by default.
-//! Then the rank announces its further messages and keeps their bytes until a receive matches them, so that no message
+//! Of one rank's messages that are not received, 4 MiB
+//! ([`EngineConfig::unexpected_bytes_max`](crate::protocol::EngineConfig::unexpected_bytes_max)) and 262 144 in number
+//! ([`EngineConfig::unexpected_messages_max`](crate::protocol::EngineConfig::unexpected_messages_max)) are kept by default.
+//! Then the rank announces its further messages and keeps their bytes until they are asked for, so that no message
 //! holds up another, in the same communicator or in another. Sends of short messages in standard mode are still done at
 //! once, up to [`EngineConfig::held_bytes_max`](crate::protocol::EngineConfig::held_bytes_max); other sends wait for their receives.
-//! Such messages take a round trip more: receive in about the order of sending, or raise the limit.
+//! Once half of what is kept has been received, the next announced messages are asked for together, in the order of sending. One that is
+//! received before its turn takes a round trip more.
 //! [`MessageCounters::pauses`](crate::protocol::MessageCounters::pauses) tells the receiver how often that happened.
 //! A rank whose peer leaves more than
 //! [`EngineConfig::announced_messages_max`](crate::protocol::EngineConfig::announced_messages_max) unreceived gets

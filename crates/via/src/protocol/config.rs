@@ -38,6 +38,7 @@ pub struct EngineConfig {
     pub(super) frame_bytes_max: u32,
     pub(super) window_bytes: u32,
     pub(super) unexpected_bytes_max: u64,
+    pub(super) unexpected_messages_max: u32,
     pub(super) announced_messages_max: u32,
     pub(super) held_bytes_max: u64,
     pub(super) buffered_bytes_max: u64,
@@ -58,7 +59,8 @@ impl Default for EngineConfig {
             control_entries: 64,
             frame_bytes_max: (32 << 10) + 64,
             window_bytes: 128 << 10,
-            unexpected_bytes_max: 1 << 20,
+            unexpected_bytes_max: 4 << 20,
+            unexpected_messages_max: 1 << 18,
             announced_messages_max: 1 << 18,
             held_bytes_max: 16 << 20,
             buffered_bytes_max: 1 << 20,
@@ -94,9 +96,14 @@ impl EngineConfig {
         /// 128 KiB.
         window_bytes: u32,
 
-        /// Sets the heap, in bytes, that one peer's unmatched messages may occupy before the peer is told to pause; messages under way then are
-        /// accepted too. A peer that has paused still announces each message, and sends its bytes when a receive matches it. Default 1 MiB.
+        /// Sets the bytes of one peer's messages that are kept here before receives match them. Beyond, the peer is told to pause; messages
+        /// under way then are accepted too. A peer that has paused still announces each message, and sends its bytes when a receive
+        /// matches it, or when half of what is kept has been received. Default 4 MiB.
         unexpected_bytes_max: u64,
+
+        /// Sets the number of such messages beyond which their peer is told to pause: each takes some 300 bytes of heap beside its own.
+        /// Default 262 144.
+        unexpected_messages_max: u32,
 
         /// Sets the number of messages of one peer that may be announced and not matched, 1 to 1 048 576: some 300 bytes of heap each. Beyond,
         /// its sends fail with [`SendError::TooManyUnmatched`]. Default 262 144.

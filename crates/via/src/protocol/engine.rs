@@ -15,13 +15,14 @@ use super::{
     incoming::{ArrivedFrame, DirectReceive, Origin},
     link::{self, COOKIE_STAGED, SendOutcome, Staging, rank_of},
     loopback::{LoopbackItem, LoopbackLink},
-    matching::{PostedReceives, UnexpectedMessages},
+    matching::PostedReceives,
     payload::{Discard, Sink},
     peer::{Peer, PeerLink, reliable},
     receive::UNATTENDED_AFTER,
     reliable::{ErrorControlCounters, HEADER_BYTES},
     state::{BrokenPeer, EngineEvent, MessageCounters, MessageEngine, region_attributes},
     to_u64,
+    unexpected::UnexpectedMessages,
 };
 use crate::{
     slots::Slots,
@@ -164,7 +165,7 @@ impl<P: Provider> MessageEngine<P> {
     /// Returns how many requests, sets of requests and messages the engine keeps; zero when nothing is under way.
     #[must_use]
     pub const fn kept(&self) -> usize {
-        self.requests.len() + self.messages.len()
+        self.requests.len() + self.messages.len() + self.unexpected.wholes()
     }
 
     /// Returns whether everything that was sent has left this side and, over networks and unreliable VIs, has been

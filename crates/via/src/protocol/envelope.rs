@@ -182,6 +182,18 @@ pub enum Control {
         /// The limit, in bytes from the beginning of the message.
         limit: u64,
     },
+    /// The peer may send this announced message up to this many bytes, although no receive has matched it.
+    Invite {
+        /// The sender's request.
+        request: u64,
+        /// The limit, in bytes from the beginning of the message.
+        limit: u64,
+    },
+    /// The peer may send the messages that it has announced, as far as it sends messages that no receive has matched.
+    Admit {
+        /// The number of the last one of them, in the order of the announcements on this connection, from 1 on.
+        through: u64,
+    },
     /// The message was read from the peer's memory: its owner may have the memory back.
     Finished {
         /// The sender's request.
@@ -223,6 +235,8 @@ impl Control {
             Self::Pause => (6, 0, 0),
             Self::Resume => (7, 0, 0),
             Self::Unreserve { offset } => (8, 0, offset),
+            Self::Invite { request, limit } => (9, request, limit),
+            Self::Admit { through } => (10, 0, through),
         };
         let mut bytes = [0; CONTROL_BYTES];
         bytes[..8].copy_from_slice(&kind.to_le_bytes());
@@ -249,6 +263,8 @@ impl Control {
             6 => Some(Self::Pause),
             7 => Some(Self::Resume),
             8 => Some(Self::Unreserve { offset: value }),
+            9 => Some(Self::Invite { request, limit: value }),
+            10 => Some(Self::Admit { through: value }),
             _ => None,
         }
     }
@@ -278,13 +294,13 @@ mod tests {
 
         /// Goal: the same for openings and control entries. Method: random words.
         #[test]
-        fn control_round_trips(kind in 0_u64..10, request: u64, value in prop_oneof![0_u64..3, any::<u64>()]) {
+        fn control_round_trips(kind in 0_u64..12, request: u64, value in prop_oneof![0_u64..3, any::<u64>()]) {
             let mut bytes = [0; CONTROL_BYTES];
             bytes[..8].copy_from_slice(&kind.to_le_bytes());
             bytes[8..16].copy_from_slice(&request.to_le_bytes());
             bytes[16..24].copy_from_slice(&value.to_le_bytes());
             let decoded = Control::decode(bytes);
-            let is_known = (1..=8).contains(&kind) && (kind != 5 || value <= 1);
+            let is_known = (1..=10).contains(&kind) && (kind != 5 || value <= 1);
             prop_assert_eq!(decoded.is_some(), is_known);
             if let Some(control) = decoded {
                 prop_assert_eq!(Control::decode(control.encode()), Some(control));

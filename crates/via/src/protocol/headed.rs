@@ -14,6 +14,7 @@ use super::{
     request::{ReceiveState, RequestEntry},
     send::MessageRoute,
     to_u64,
+    unexpected::WholeMessage,
     waiting::Begun,
 };
 use crate::vi::{HeadedBody, HeadedPoll, HeadedWrite, Provider, SHORT_BODY_MAX};
@@ -231,6 +232,12 @@ impl<P: Provider> MessageEngine<P> {
         taker: Option<u64>,
     ) -> Result<(), &'static str> {
         let rank = label.source;
+        if let (HeadedBody::Here(short), None) = (write.body, taker) {
+            let whole = WholeMessage::few(short, envelope.flags, envelope.id);
+            let kept = self.keep_whole(label, envelope.flags, whole);
+            self.return_credits(rank, false);
+            return kept;
+        }
         let mut arrival = frame_of(rank, &write);
         let kept = self.eager_to_heap(envelope, label, &mut arrival, taker);
         if let (HeadedBody::InPlace(_), Some(link)) =

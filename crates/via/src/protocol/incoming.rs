@@ -1,23 +1,24 @@
 //! Handles what arrives.
 
 use super::{
-    MessageCounters, MessageEngine, RequestError, RequestId,
+    MessageEngine, RequestError, RequestId,
     area::Hold,
     envelope::{
-        Control, ENVELOPE_BYTES, Envelope, FLAG_ANNOUNCED, FLAG_KEY, FLAG_LAST, FLAG_READY,
-        FLAG_SYNCHRONOUS, FrameKind, OPENING_BYTES, Opening,
+        Control, ENVELOPE_BYTES, Envelope, FLAG_ANNOUNCED, FLAG_KEY, FLAG_LAST, FLAG_SYNCHRONOUS,
+        FrameKind, OPENING_BYTES, Opening,
     },
     matching::{Label, Pattern},
     payload::{Discard, Sink, put},
     peer::{reliable, reliable_mut},
-    request::{IncomingMessage, MessagePart, ReceiveState, RequestEntry, Status},
+    request::{IncomingMessage, MessagePart, ReceiveState, RequestEntry, Status, UnmatchedKind},
     state::UnattendedMessage,
     to_u64, to_usize,
+    unexpected::{Unexpected, WholeMessage},
     view::View,
 };
 use crate::{
     slots::SlotKey,
-    vi::{Provider, RemoteKey},
+    vi::{Provider, RemoteKey, SHORT_BODY_MAX, ShortBody},
 };
 
 /// The most heap that is reserved for a message before its bytes have come, in bytes.
@@ -347,11 +348,28 @@ impl<P: Provider> MessageEngine<P> {
         arrival: &mut ArrivedFrame,
         taker: Option<u64>,
     ) -> Result<(), &'static str> {
-        let total = u64::from(envelope.length);
+        let (flags, sender) = (envelope.flags, envelope.id);
+        let Some(taker) = taker else {
+            let whole = if arrival.length <= SHORT_BODY_MAX {
+                let (mut bytes, length) = ([0; SHORT_BODY_MAX], arrival.length);
+                self.read(arrival, &mut bytes[..length])?;
+                ShortBody::new(&bytes[..length])
+            } else {
+                None
+            };
+            let whole = match whole {
+                Some(body) => WholeMessage::few(body, flags, sender),
+                None => {
+                    let part = self.take(arrival);
+                    WholeMessage::many(part.bytes, part.start, flags, sender)
+                }
+            };
+            return self.keep_whole(label, flags, whole);
+        };
         let mut message =
-            IncomingMessage::new(label, envelope.flags, u64::from(envelope.id), total);
+            IncomingMessage::new(label, flags, sender.into(), u64::from(envelope.length));
         message.park(self.take(arrival));
-        self.arrange(message, taker).map(|_| ())
+        self.arrange(message, Some(taker)).map(|_| ())
     }
 
     /// Gives the beginning of a message to the receive that takes it, or puts it on the unexpected list.
@@ -360,7 +378,7 @@ impl<P: Provider> MessageEngine<P> {
         message: IncomingMessage,
         taker: Option<u64>,
     ) -> Result<u64, &'static str> {
-        let label = message.label;
+        let (label, flags) = (message.label, message.flags);
         let key = self.messages.insert(message);
         if let Some(request) = taker {
             self.matched(key, request);
@@ -368,17 +386,15 @@ impl<P: Provider> MessageEngine<P> {
             return Ok(key);
         }
 
-        let node = self.unexpected.insert(label, key);
-        let MessageCounters { unexpected, ready_unexpected, .. } = &mut self.counters;
-        *unexpected += 1;
+        let node = self.unexpected.insert(label, Unexpected::Begun(key));
+        self.count_unexpected(flags);
         let Some(message) = self.messages.get_mut(key) else { return Ok(key) };
-        *ready_unexpected += u64::from(message.flags & FLAG_READY != 0);
         message.node = Some(node);
 
         // The sender keeps the bytes of an announced message until they are granted: such messages are
         // limited by their number, not by the heap.
         if message.is_announced {
-            message.is_counted = true;
+            message.counts_as = UnmatchedKind::Announced;
             let Some(peer) = self.peers.get_mut(label.source as usize) else { return Ok(key) };
             peer.announced_in += 1;
             if peer.announced_in > self.config.announced_messages_max {
@@ -388,58 +404,11 @@ impl<P: Provider> MessageEngine<P> {
         }
 
         // The whole grant counts at once: the sender may use all of it before a receive comes.
-        message.parked = message.granted + to_u64(size_of::<IncomingMessage>());
+        message.parked = message.granted;
+        message.counts_as = UnmatchedKind::Kept;
         let parked = message.parked;
         self.park(label.source, parked)?;
         Ok(key)
-    }
-
-    /// Counts heap that a peer's messages occupy, and tells the peer to pause when there is too much.
-    fn park(&mut self, rank: u32, bytes: u64) -> Result<(), &'static str> {
-        let limit = self.config.unexpected_bytes_max;
-        // What the peer may have sent by the time it is told: each unit of the area may begin a message that
-        // a window follows, but an honest peer stops messages without a grant.
-        let overshoot = 4 * u64::from(self.config.area_bytes)
-            + (u64::from(self.config.area_bytes) / 64)
-                * (to_u64(size_of::<IncomingMessage>()) + u64::from(self.config.window_bytes));
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return Ok(()) };
-        peer.parked_bytes += bytes;
-        if peer.parked_bytes > limit.saturating_add(overshoot) {
-            return Err("more messages than it was told to send");
-        }
-        if peer.parked_bytes <= limit || std::mem::replace(&mut peer.has_paused, true) {
-            return Ok(());
-        }
-        self.counters.pauses += 1;
-        self.queue_control(rank, Control::Pause);
-        // Messages that a receive takes continue nevertheless.
-        let open: Vec<(u64, u64)> = self
-            .messages
-            .keys()
-            .filter_map(|key| self.messages.get(key))
-            .filter(|one| one.label.source == rank && one.request.is_some())
-            .filter(|one| !one.has_all_arrived() && one.remote.is_none())
-            .map(|one| (one.sender, one.granted))
-            .collect();
-        for (request, limit) in open {
-            self.queue_control(rank, Control::Grant { request, limit });
-        }
-        Ok(())
-    }
-
-    /// Gives back the heap that a message counted for.
-    pub(super) fn unpark(&mut self, key: u64) {
-        let Some(message) = self.messages.get_mut(key) else { return };
-        let (rank, parked) = (message.label.source, std::mem::take(&mut message.parked));
-        let is_counted = std::mem::take(&mut message.is_counted);
-        let limit = self.config.unexpected_bytes_max;
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
-        peer.announced_in -= u32::from(is_counted);
-        peer.parked_bytes = peer.parked_bytes.saturating_sub(parked);
-        if peer.has_paused && peer.parked_bytes <= limit / 2 {
-            peer.has_paused = false;
-            self.queue_control(rank, Control::Resume);
-        }
     }
 
     /// Binds a message to a receive that fits: a synchronous sender is told, and a sender that was told to
@@ -453,6 +422,8 @@ impl<P: Provider> MessageEngine<P> {
         // A message that is fetched needs no grant.
         let needs_grant = !message.has_all_arrived() && !is_remote;
         let is_held = needs_grant && message.is_announced && message.granted == 0;
+        // What was asked for before comes in a pause, too.
+        let is_invited = message.is_announced && message.granted > 0;
         if is_held {
             message.granted = message.total.min(u64::from(self.config.window_bytes));
         }
@@ -469,7 +440,7 @@ impl<P: Provider> MessageEngine<P> {
         // A sender that was told to pause sends no more of a message until a grant says that it was matched, so the
         // grant is sent again even if the message has it already.
         let has_paused = self.peers.get(rank as usize).is_some_and(|peer| peer.has_paused);
-        if needs_grant && (has_paused || is_held) {
+        if needs_grant && (is_held || has_paused && !is_invited) {
             self.queue_control(rank, Control::Grant { request: sender, limit: granted });
         }
 
@@ -518,7 +489,12 @@ impl<P: Provider> MessageEngine<P> {
         let is_whole = to_u64(arrival.length) == opening.total;
         // Receives that were posted come before the caller's own.
         let taker = self.posted.take(label).or_else(|| self.begin_receive(label, direct));
+        let (is_announced, is_empty) = (message.is_announced, message.total == 0);
+        let has_bytes_there = is_announced && !is_empty && message.remote.is_none();
         let key = self.arrange(message, taker)?;
+        if is_announced {
+            self.note_announced(rank, (has_bytes_there && taker.is_none()).then_some(key));
+        }
 
         // Later frames find their message by its stream; a whole message needs none.
         if !is_whole
@@ -748,7 +724,7 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Sends a control entry, now or as soon as there is credit.
     pub(super) fn queue_control(&mut self, rank: u32, control: Control) {
-        let kept = self.requests.len() + self.messages.len();
+        let kept = self.kept();
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         if peer.failed.is_some() {
             return;
@@ -779,6 +755,12 @@ impl<P: Provider> MessageEngine<P> {
                 self.send_granted(rank, request, limit);
                 Ok(())
             }
+            Control::Invite { request, limit } => {
+                self.send_invited(rank, request, limit);
+                self.flush_peer(rank);
+                Ok(())
+            }
+            Control::Admit { through } => self.sends_admitted(rank, through),
             Control::Unreserve { offset } => {
                 if let Some(link) = reliable_mut(&mut self.peers, rank) {
                     let (_, _, hold) =
@@ -833,7 +815,8 @@ impl<P: Provider> MessageEngine<P> {
                 self.discard(key);
             }
         }
-        self.queue_control(rank, Control::Cancelled { request, is_cancelled: found.is_some() });
+        let is_cancelled = found.is_some() || self.give_back_whole(rank, request.index());
+        self.queue_control(rank, Control::Cancelled { request, is_cancelled });
     }
 
     /// Discards what has arrived of a message and what will arrive.

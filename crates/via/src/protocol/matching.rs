@@ -42,7 +42,7 @@ impl Pattern {
             && self.tag.is_none_or(|tag| tag == label.tag)
     }
 
-    const fn shape(&self) -> usize {
+    pub(super) const fn shape(&self) -> usize {
         match (self.source.is_some(), self.tag.is_some()) {
             (true, true) => 0,
             (true, false) => 1,
@@ -51,23 +51,20 @@ impl Pattern {
         }
     }
 
-    fn key(&self) -> u128 {
+    pub(super) fn key(&self) -> u128 {
         let wild = |field: Option<u32>| field.map_or(0, |value| u128::from(value) + 1);
         u128::from(self.context) << 66 | wild(self.source) << 33 | wild(self.tag)
     }
 }
 
 impl Label {
-    /// Returns the four patterns that fit this label, by their shape.
-    const fn patterns(self) -> [Pattern; 4] {
+    /// Returns the pattern of this [shape](Pattern::shape) that fits this label.
+    #[inline(always)]
+    pub(super) const fn pattern(self, shape: usize) -> Pattern {
         let Self { context, source, tag } = self;
-        let (source, tag) = (Some(source), Some(tag));
-        [
-            Pattern { context, source, tag },
-            Pattern { context, source, tag: None },
-            Pattern { context, source: None, tag },
-            Pattern { context, source: None, tag: None },
-        ]
+        let source = if shape & 2 == 0 { Some(source) } else { None };
+        let tag = if shape & 1 == 0 { Some(tag) } else { None };
+        Pattern { context, source, tag }
     }
 }
 
@@ -122,20 +119,27 @@ impl Hasher for KeyHash {
     }
 }
 
-/// An entry of an index, in one list for each of its `N` keys.
-#[derive(Debug)]
-struct IndexNode<T, const N: usize> {
-    order: u64,
-    value: T,
-    keys: [u128; N],
-    /// Previous and next in the list of each key.
-    links: [(u32, u32); N],
+/// A value that is found by several keys.
+pub(super) trait Keyed {
+    /// Returns its key in the `lane`th of the index's lists.
+    fn key(&self, lane: usize) -> u128;
 }
 
-/// Values in lists by key, each in the order of insertion.
+/// An entry of an index.
 #[derive(Debug)]
-struct MatchIndex<T, const N: usize> {
-    nodes: Vec<Option<IndexNode<T, N>>>,
+struct IndexNode<T> {
+    order: u64,
+    value: T,
+    /// Previous and next in the list of its first key.
+    links: (u32, u32),
+}
+
+/// Values in lists by each of their `N` keys, in the order of insertion.
+#[derive(Debug)]
+pub(super) struct MatchIndex<T, const N: usize> {
+    nodes: Vec<Option<IndexNode<T>>>,
+    /// Previous and next of each node in the lists of the other keys, which are rarely asked for.
+    others: [Vec<(u32, u32)>; N],
     free: Vec<u32>,
     /// The first and the last node of each key, except for `current`.
     lists: Lists,
@@ -148,10 +152,15 @@ struct MatchIndex<T, const N: usize> {
     inserted: u64,
 }
 
-impl<T: Copy, const N: usize> MatchIndex<T, N> {
-    fn new() -> Self {
+impl<T: Keyed, const N: usize> MatchIndex<T, N> {
+    /// What an entry takes, in bytes.
+    #[cfg(test)]
+    pub(super) const NODE_BYTES: usize = size_of::<Option<IndexNode<T>>>();
+
+    pub(super) fn new() -> Self {
         Self {
             nodes: Vec::new(),
+            others: [const { Vec::new() }; N],
             free: Vec::new(),
             lists: Lists::with_hasher(KeyHash::new()),
             current: None,
@@ -162,17 +171,28 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
     }
 
     #[inline]
-    const fn len(&self) -> usize {
+    pub(super) const fn len(&self) -> usize {
         self.nodes.len() - self.free.len()
     }
 
     #[inline]
-    fn node(&self, id: u32) -> Option<&IndexNode<T, N>> {
+    fn node(&self, id: u32) -> Option<&IndexNode<T>> {
         self.nodes.get(id as usize)?.as_ref()
     }
 
-    fn node_mut(&mut self, id: u32) -> Option<&mut IndexNode<T, N>> {
-        self.nodes.get_mut(id as usize)?.as_mut()
+    #[inline]
+    pub(super) fn value(&self, id: u32) -> Option<&T> {
+        self.node(id).map(|node| &node.value)
+    }
+
+    /// Returns a value, of which no key may be changed.
+    pub(super) fn value_mut(&mut self, id: u32) -> Option<&mut T> {
+        self.nodes.get_mut(id as usize)?.as_mut().map(|node| &mut node.value)
+    }
+
+    /// Returns the values, in no order.
+    pub(super) fn values(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0..).zip(&self.nodes).filter_map(|(id, node)| Some((id, &node.as_ref()?.value)))
     }
 
     /// Returns the number of the node that is inserted next.
@@ -182,49 +202,58 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
         self.free.last().copied().unwrap_or_else(new)
     }
 
-    fn insert(&mut self, keys: [u128; N], value: T) -> u32 {
+    pub(super) fn insert(&mut self, value: T) -> u32 {
         let (is_alone, id) = (self.len() == 0, self.next_id());
-        let mut links = [(NONE, NONE); N];
-        if is_alone {
-            self.solo = Some(id);
-            self.has_lists = std::array::from_fn(|lane| lane == 0);
-        } else {
-            let first = self.solo.take();
-            for lane in 0..N {
-                if self.has_lists[lane] {
-                    first.into_iter().for_each(|first| self.link(first, lane));
-                    links[lane].0 = self.append(keys[lane], id, lane);
-                }
-            }
-        }
-
         self.inserted += 1;
-        let node = Some(IndexNode { order: self.inserted, value, keys, links });
+        let node = Some(IndexNode { order: self.inserted, value, links: (NONE, NONE) });
         if self.free.pop().is_some() {
             self.nodes[id as usize] = node;
         } else {
             self.nodes.push(node);
         }
+
+        if is_alone {
+            self.solo = Some(id);
+            self.has_lists = std::array::from_fn(|lane| lane == 0);
+            return id;
+        }
+        let first = self.solo.take();
+        for lane in 0..N {
+            if self.has_lists[lane] {
+                first.into_iter().for_each(|first| self.link(first, lane));
+                self.link(id, lane);
+            }
+        }
         id
     }
 
     /// Puts a node at the end of its list.
+    #[inline]
     fn link(&mut self, id: u32, lane: usize) {
-        let Some(key) = self.node(id).map(|node| node.keys[lane]) else { return };
-        let previous = self.append(key, id, lane);
-        if let Some(node) = self.node_mut(id) {
-            node.links[lane] = (previous, NONE);
+        let Some(key) = self.value(id).map(|value| value.key(lane)) else { return };
+        let previous = self.replace_last(key, id);
+        if let Some(links) = self.links_mut(previous, lane) {
+            links.1 = id;
+        }
+        if let Some(links) = self.links_mut(id, lane) {
+            *links = (previous, NONE);
         }
     }
 
-    /// Makes `id` the last of a list, and the next of the one before it. Returns that one, or `NONE`.
+    /// Returns previous and next of a node in one of its lists, to be changed.
     #[inline]
-    fn append(&mut self, key: u128, id: u32, lane: usize) -> u32 {
-        let previous = self.replace_last(key, id);
-        if let Some(node) = self.node_mut(previous) {
-            node.links[lane].1 = id;
+    fn links_mut(&mut self, id: u32, lane: usize) -> Option<&mut (u32, u32)> {
+        if lane == 0 {
+            return self.nodes.get_mut(id as usize)?.as_mut().map(|node| &mut node.links);
         }
-        previous
+        if id == NONE {
+            return None;
+        }
+        let (index, others) = (id as usize, &mut self.others[lane]);
+        if others.len() <= index {
+            others.resize(self.nodes.len(), (NONE, NONE));
+        }
+        others.get_mut(index)
     }
 
     #[inline]
@@ -280,7 +309,7 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
         }
     }
 
-    fn remove(&mut self, id: u32) -> Option<T> {
+    pub(super) fn remove(&mut self, id: u32) -> Option<T> {
         let node = self.nodes.get_mut(id as usize)?.take()?;
         self.free.push(id);
 
@@ -289,35 +318,43 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
             return Some(node.value);
         }
 
-        for (lane, (key, (previous, next))) in node.keys.into_iter().zip(node.links).enumerate() {
+        for lane in 0..N {
             if !self.has_lists[lane] {
                 continue;
             }
-
-            if let Some(node) = self.node_mut(previous) {
-                node.links[lane].1 = next;
-            }
-            if let Some(node) = self.node_mut(next) {
-                node.links[lane].0 = previous;
-            }
-
-            match (previous, next) {
-                (NONE, NONE) => self.remove_list(key),
-                (NONE, next) => self.list_mut(key).into_iter().for_each(|list| list.0 = next),
-                (previous, NONE) => {
-                    self.list_mut(key).into_iter().for_each(|list| list.1 = previous);
-                }
-                _ => {}
-            }
+            let links = if lane == 0 {
+                node.links
+            } else {
+                self.others[lane].get(id as usize).copied().unwrap_or((NONE, NONE))
+            };
+            self.unlink(node.value.key(lane), links, lane);
         }
         Some(node.value)
     }
 
+    /// Takes a node with these links out of a list.
+    #[inline]
+    fn unlink(&mut self, key: u128, (previous, next): (u32, u32), lane: usize) {
+        if let Some(links) = self.links_mut(previous, lane) {
+            links.1 = next;
+        }
+        if let Some(links) = self.links_mut(next, lane) {
+            links.0 = previous;
+        }
+        match (previous, next) {
+            (NONE, NONE) => self.remove_list(key),
+            (NONE, next) => self.list_mut(key).into_iter().for_each(|list| list.0 = next),
+            (previous, NONE) => self.list_mut(key).into_iter().for_each(|list| list.1 = previous),
+            _ => {}
+        }
+    }
+
     /// Returns the order and the node of the first value with a key, which is the `lane`th of its keys.
-    fn first(&mut self, lane: usize, key: u128) -> Option<(u64, u32)> {
+    #[inline]
+    pub(super) fn first(&mut self, lane: usize, key: u128) -> Option<(u64, u32)> {
         if let Some(id) = self.solo {
             let node = self.node(id)?;
-            return (node.keys[lane] == key).then_some((node.order, id));
+            return (node.value.key(lane) == key).then_some((node.order, id));
         }
         if !self.has_lists[lane] {
             self.make_lists(lane);
@@ -330,10 +367,23 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
 /// The position of a receive or a message in its list.
 pub(super) type NodeId = u32;
 
+/// A receive and its request.
+#[derive(Debug)]
+struct PostedReceive {
+    pattern: Pattern,
+    request: u64,
+}
+
+impl Keyed for PostedReceive {
+    fn key(&self, _lane: usize) -> u128 {
+        self.pattern.key()
+    }
+}
+
 /// Receives that wait for a message.
 #[derive(Debug)]
 pub(super) struct PostedReceives {
-    index: MatchIndex<(Pattern, u64), 1>,
+    index: MatchIndex<PostedReceive, 1>,
     /// The number of receives of each pattern shape: shapes with none need no search.
     shapes: [usize; 4],
 }
@@ -356,11 +406,11 @@ impl PostedReceives {
 
     pub(super) fn post(&mut self, pattern: Pattern, request: u64) -> NodeId {
         self.shapes[pattern.shape()] += 1;
-        self.index.insert([pattern.key()], (pattern, request))
+        self.index.insert(PostedReceive { pattern, request })
     }
 
     pub(super) fn remove(&mut self, node: NodeId) -> Option<u64> {
-        let (pattern, request) = self.index.remove(node)?;
+        let PostedReceive { pattern, request } = self.index.remove(node)?;
         self.shapes[pattern.shape()] -= 1;
         Some(request)
     }
@@ -368,16 +418,14 @@ impl PostedReceives {
     #[inline]
     fn find(&mut self, label: Label) -> Option<NodeId> {
         if let Some(id) = self.index.solo {
-            return self.index.node(id)?.value.0.matches(label).then_some(id);
+            return self.index.value(id)?.pattern.matches(label).then_some(id);
         }
         if self.shapes[1..] == [0; 3] {
-            let Label { context, source, tag } = label;
-            let exact = Pattern { context, source: Some(source), tag: Some(tag) };
-            return self.index.first(0, exact.key()).map(|(_, id)| id);
+            return self.index.first(0, label.pattern(0).key()).map(|(_, id)| id);
         }
-        let patterns = label.patterns();
-        let shapes = patterns.iter().zip(self.shapes).filter(|(_, count)| *count > 0);
-        shapes.filter_map(|(pattern, _)| self.index.first(0, pattern.key())).min().map(|(_, id)| id)
+        let shapes = (0..4).filter(|shape| self.shapes[*shape] > 0);
+        let firsts = shapes.filter_map(|shape| self.index.first(0, label.pattern(shape).key()));
+        firsts.min().map(|(_, id)| id)
     }
 
     /// Takes the receive that was posted first among those that a message fits.
@@ -394,45 +442,19 @@ impl PostedReceives {
     }
 }
 
-/// Messages that wait for a receive.
-#[derive(Debug)]
-pub(super) struct UnexpectedMessages {
-    index: MatchIndex<u64, 4>,
-}
-
-impl UnexpectedMessages {
-    pub(super) fn new() -> Self {
-        Self { index: MatchIndex::new() }
-    }
-
-    #[inline]
-    pub(super) const fn len(&self) -> usize {
-        self.index.len()
-    }
-
-    pub(super) fn insert(&mut self, label: Label, message: u64) -> NodeId {
-        self.index.insert(label.patterns().map(|pattern| pattern.key()), message)
-    }
-
-    pub(super) fn remove(&mut self, node: NodeId) -> Option<u64> {
-        self.index.remove(node)
-    }
-
-    /// Returns the message that arrived first among those that fit.
-    pub(super) fn find(&mut self, pattern: &Pattern) -> Option<(NodeId, u64)> {
-        if self.index.len() == 0 {
-            return None;
-        }
-        let (_, id) = self.index.first(pattern.shape(), pattern.key())?;
-        Some((id, self.index.node(id)?.value))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::protocol::unexpected::{Unexpected, UnexpectedEntry, UnexpectedMessages};
+
+    fn key_of(entry: &UnexpectedEntry) -> u64 {
+        match entry.message {
+            Unexpected::Begun(key) => key,
+            Unexpected::Whole(_) => u64::MAX,
+        }
+    }
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
@@ -472,9 +494,11 @@ mod tests {
                     Step::Post(pattern) => {
                         let expected = arrived.iter().position(|one| pattern.matches(one.0));
                         let found = unexpected.find(&pattern);
+                        let found = found.map(|(node, entry)| (node, key_of(entry)));
                         prop_assert_eq!(found.map(|one| one.1), expected.map(|at| arrived[at].1));
                         if let (Some(at), Some((node, _))) = (expected, found) {
-                            prop_assert_eq!(unexpected.remove(node), Some(arrived.remove(at).1));
+                            let removed = unexpected.remove(node).as_ref().map(key_of);
+                            prop_assert_eq!(removed, Some(arrived.remove(at).1));
                         } else {
                             let node = posted.next_node();
                             waiting.push((pattern, number, posted.post(pattern, number)));
@@ -488,7 +512,8 @@ mod tests {
                         if let Some(at) = expected {
                             waiting.remove(at);
                         } else {
-                            arrived.push((label, number, unexpected.insert(label, number)));
+                            let node = unexpected.insert(label, Unexpected::Begun(number));
+                            arrived.push((label, number, node));
                         }
                     }
                     Step::CancelPosted(which) => if !waiting.is_empty() {
@@ -497,7 +522,8 @@ mod tests {
                     },
                     Step::DropUnexpected(which) => if !arrived.is_empty() {
                         let (_, number, node) = arrived.remove(which % arrived.len());
-                        prop_assert_eq!(unexpected.remove(node), Some(number));
+                        let removed = unexpected.remove(node).as_ref().map(key_of);
+                        prop_assert_eq!(removed, Some(number));
                     },
                 }
                 prop_assert_eq!((posted.len(), unexpected.len()), (waiting.len(), arrived.len()));

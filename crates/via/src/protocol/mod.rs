@@ -13,13 +13,14 @@
 //! | --- | --- |
 //! | fits into a frame | one frame: an [`Envelope`] and the bytes |
 //! | longer | a first frame, then data frames, so that both sides copy at the same time; the receiver grants more as it takes the data |
-//! | while the peer has paused this side | a first frame without bytes; then as a longer one, when a receive matches it |
+//! | while the peer has paused this side | a first frame without bytes; then as a longer one, when the peer asks for it: when a receive matches it, or when what the peer keeps has been received |
 //! | in registered memory | only its key; the receiver reads it in one copy where it can; a [cache](crate::vi::RegistrationCache) keeps registrations and [buffers](MessageEngine::buffer) |
 //!
 //! # Bounds
 //! Credits bound the area, the descriptors and the ring of control entries. Messages without a receive are
-//! moved to the heap, so that they block no others; beyond [`EngineConfig::unexpected_bytes_max`] their sender is
-//! told to pause: it announces its messages, and sends the bytes of each when a receive matches it. Announcements are
+//! moved to the heap, so that they block no others; beyond [`EngineConfig::unexpected_bytes_max`] or
+//! [`EngineConfig::unexpected_messages_max`] their sender is told to pause: it announces its messages, and sends the bytes of each when it
+//! is asked for them. Announcements are
 //! bounded by [`EngineConfig::announced_messages_max`], and a send beyond fails.
 //!
 //! # Progress
@@ -32,6 +33,7 @@
 //! were sent, whatever their mode and length; of several receives that fit, the one posted first gets the
 //! message.
 
+mod announcements;
 mod area;
 mod buffered;
 mod cancel;
@@ -57,6 +59,8 @@ mod request;
 mod send;
 mod set;
 mod state;
+mod unexpected;
+mod unmatched;
 mod view;
 mod waiting;
 

@@ -5,6 +5,7 @@ use std::{collections::VecDeque, io::IoSlice};
 use vigie_detect::Instant;
 
 use super::{
+    announcements::Announcements,
     config::ANNOUNCED_MAX,
     envelope::Control,
     link::{LocalResources, ReliableLink, SendOutcome, Staging},
@@ -78,14 +79,17 @@ pub(super) struct Peer {
     /// The announced messages that the peer has not matched, and how many it allows.
     pub(super) announced_out: u32,
     pub(super) announced_out_max: u32,
+    pub(super) announcements_out: Announcements,
     /// Of these, the ones whose owners were told that they are done.
     pub(super) settled: u32,
     /// We told the peer to pause.
     pub(super) has_paused: bool,
-    /// The heap that its unmatched messages occupy, in bytes.
+    /// Its messages that are kept here before receives match them, and their bytes.
+    pub(super) parked_messages: u64,
     pub(super) parked_bytes: u64,
     /// Its announced messages that no receive has matched.
     pub(super) announced_in: u32,
+    pub(super) announcements_in: Announcements,
     /// The number of times that bytes of its messages were handed to their receivers.
     pub(super) taken: u64,
     /// True if it is in the engine's list of peers with work.
@@ -137,10 +141,13 @@ impl Peer {
             is_paused: false,
             announced_out: 0,
             announced_out_max: 0,
+            announcements_out: Announcements::default(),
             settled: 0,
             has_paused: false,
+            parked_messages: 0,
             parked_bytes: 0,
             announced_in: 0,
+            announcements_in: Announcements::default(),
             taken: 0,
             is_listed: false,
             is_touched: false,

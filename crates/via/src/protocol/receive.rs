@@ -6,11 +6,11 @@ use vigie_detect::Instant;
 
 use super::{
     CancelState, MessageEngine, RequestError, RequestId, Status,
-    envelope::{Control, FLAG_SYNCHRONOUS},
+    envelope::Control,
     incoming::{DirectReceive, ReceiveInterest},
     matching::Pattern,
     payload::Sink,
-    request::{MessagePart, ReceiveRequest, ReceiveState, RequestEntry},
+    request::{MessagePart, ReceiveRequest, ReceiveState, RequestEntry, UnmatchedKind},
     to_usize,
 };
 use crate::vi::Provider;
@@ -70,48 +70,25 @@ impl<P: Provider> MessageEngine<P> {
         None
     }
 
-    /// Takes a message that has arrived. `Some(None)`: the first that fits has not wholly arrived.
-    #[cold]
-    #[expect(clippy::option_option, reason = "the first that fits may be there and not be whole")]
-    pub(super) fn receive_unexpected<S: Sink + ?Sized>(
-        &mut self,
-        pattern: &Pattern,
-        sink: &mut S,
-    ) -> Option<Option<Status>> {
-        let (_, key) = self.unexpected.find(pattern)?;
-        if !self.messages.get(key).is_some_and(|message| message.has_all_arrived()) {
-            return Some(None);
-        }
-        if let Some(node) = self.messages.get_mut(key).and_then(|message| message.node.take()) {
-            self.unexpected.remove(node);
-        }
-        self.unpark(key);
-        self.drain(key, sink);
-        let message = self.messages.remove(key)?;
-        if message.flags & FLAG_SYNCHRONOUS != 0 {
-            self.queue_control(message.label.source, Control::Matched { request: message.sender });
-        }
-        Some(Some(message.status()))
-    }
-
     /// Grants the beginning of a message that was only announced, for a caller that wants it and posts no receive.
     #[cold]
     fn invite(&mut self, pattern: &Pattern) {
-        let Some((_, key)) = self.unexpected.find(pattern) else { return };
+        let Some(key) = self.find_unexpected(pattern) else { return };
         let window = u64::from(self.config.window_bytes);
         let Some(message) = self.messages.get_mut(key) else { return };
-        if !message.is_announced || message.granted > 0 || message.remote.is_some() {
+        if message.counts_as != UnmatchedKind::Announced || message.remote.is_some() {
             return;
         }
         message.granted = message.total.min(window);
         let (request, limit, rank) = (message.sender, message.granted, message.label.source);
-        let is_counted = std::mem::take(&mut message.is_counted);
-        message.parked += limit;
+        message.counts_as = UnmatchedKind::Kept;
+        message.parked = limit;
         if let Some(peer) = self.peers.get_mut(rank as usize) {
-            peer.announced_in -= u32::from(is_counted);
+            peer.announced_in -= 1;
             peer.parked_bytes += limit;
+            peer.parked_messages += 1;
         }
-        self.queue_control(rank, Control::Grant { request, limit });
+        self.queue_control(rank, Control::Invite { request, limit });
     }
 
     /// Binds a waiting message to a new receive.
@@ -147,7 +124,7 @@ impl<P: Provider> MessageEngine<P> {
             let receive = ReceiveRequest::new(pattern, state);
             ReceiveRequest { limit, is_attended, ..receive }
         };
-        if let Some((_, key)) = self.unexpected.find(&pattern) {
+        if let Some(key) = self.find_unexpected(&pattern) {
             return RequestId(self.bind(receive(ReceiveState::Matched { message: key }), key));
         }
         let state = match self.hopeless(&pattern) {
@@ -326,7 +303,7 @@ impl<P: Provider> MessageEngine<P> {
 
     fn poll_unexpected(&mut self, pattern: &Pattern) -> Option<u64> {
         for _ in 0..BUDGET {
-            if let Some((_, key)) = self.unexpected.find(pattern) {
+            if let Some(key) = self.find_unexpected(pattern) {
                 return Some(key);
             }
             if !self.step_aside() {
@@ -334,7 +311,7 @@ impl<P: Provider> MessageEngine<P> {
             }
         }
         self.flush();
-        let found = self.unexpected.find(pattern).map(|(_, key)| key);
+        let found = self.find_unexpected(pattern);
         if let (None, Some(rank)) = (found, pattern.source) {
             self.need(rank);
         }

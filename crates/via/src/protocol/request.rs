@@ -197,6 +197,8 @@ pub(super) struct SendRequest {
     pub(super) is_detached: bool,
     /// It counts among the announced messages that its peer has not matched.
     pub(super) is_announced: bool,
+    /// Its peer has asked for its bytes, before a receive matched it.
+    pub(super) is_invited: bool,
     /// Its owner was or will be told that it is done, although its bytes wait here for their receive.
     pub(super) is_settled: bool,
     /// It is in its peer's list of sends whose data the engine sends.
@@ -212,7 +214,7 @@ pub(super) struct SendRequest {
 impl SendRequest {
     /// Returns how many of its bytes may be sent, given whether its peer has paused this side.
     pub(super) const fn allowed(&self, is_paused: bool) -> u64 {
-        if is_paused && !self.is_matched { self.sent } else { self.limit }
+        if is_paused && !self.is_matched && !self.is_invited { self.sent } else { self.limit }
     }
 }
 
@@ -314,6 +316,18 @@ impl MessageParts {
     }
 }
 
+/// How a message counts among those of its peer that no receive has matched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum UnmatchedKind {
+    /// Not at all: a receive has matched it.
+    #[default]
+    Uncounted,
+    /// As one of which the sender has the bytes.
+    Announced,
+    /// As one that is kept here, with its bytes.
+    Kept,
+}
+
 /// A message that has begun to arrive and is not yet wholly with its receiver.
 #[derive(Debug)]
 pub(super) struct IncomingMessage {
@@ -340,10 +354,9 @@ pub(super) struct IncomingMessage {
     pub(super) is_cancelled: bool,
     /// The bytes that it counts for among its peer's unexpected messages.
     pub(super) parked: u64,
+    pub(super) counts_as: UnmatchedKind,
     /// Its bytes come when they are granted.
     pub(super) is_announced: bool,
-    /// It counts among its peer's announced messages that no receive has matched.
-    pub(super) is_counted: bool,
     /// The sender's memory, from which it may be read.
     pub(super) remote: Option<(RemoteKey, u64)>,
     pub(super) error: Option<RequestError>,
@@ -367,8 +380,8 @@ impl IncomingMessage {
             is_discarded: false,
             is_cancelled: false,
             parked: 0,
+            counts_as: UnmatchedKind::Uncounted,
             is_announced: false,
-            is_counted: false,
             remote: None,
             error: None,
         }

@@ -227,6 +227,7 @@ impl<P: Provider> MessageEngine<P> {
             awaits_answer: false,
             is_detached: false,
             is_announced: false,
+            is_invited: false,
             is_settled: false,
             is_pumped: false,
             buffered: 0,
@@ -455,7 +456,7 @@ impl<P: Provider> MessageEngine<P> {
                 send.is_announced = is_announced;
             }
             if is_announced {
-                self.announced(key, rank, is_short);
+                self.announced(key, rank, is_short, !is_empty && !head.has(FLAG_KEY));
             }
         } else if let Some(peer) = self.peers.get_mut(rank as usize)
             && let Some(stream) = stream
@@ -463,51 +464,6 @@ impl<P: Provider> MessageEngine<P> {
             peer.close_stream(stream);
         }
         sent
-    }
-
-    /// Counts a message that was announced. A short one in standard mode is done for its owner, since a copy of it is
-    /// kept here.
-    fn announced(&mut self, key: u64, rank: u32, is_short: bool) {
-        let free = self.config.held_bytes_max.saturating_sub(self.held_bytes);
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
-        peer.announced_out += 1;
-        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
-        if is_short
-            && send.flags & FLAG_SYNCHRONOUS == 0
-            && !send.is_detached
-            && matches!(send.body, SendBody::Owned(_))
-            && send.total <= free
-        {
-            send.is_settled = true;
-            peer.settled += 1;
-            self.held_bytes += send.total;
-            self.announce(key);
-        }
-    }
-
-    /// Notes that the peer has matched an announced message, or that it was taken back.
-    pub(super) fn answered(&mut self, key: u64) {
-        if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key)
-            && std::mem::take(&mut send.is_announced)
-            && let Some(peer) = self.peers.get_mut(send.peer as usize)
-        {
-            peer.announced_out -= 1;
-        }
-    }
-
-    fn check_announced(&self, rank: u32) -> Result<(), SendError> {
-        match self.peers.get(rank as usize) {
-            Some(peer) if peer.is_paused => {
-                let max = peer.announced_out_max;
-                let waiting = to_u64(peer.outbox.len()) + u64::from(peer.announced_out);
-                if waiting < u64::from(max) {
-                    Ok(())
-                } else {
-                    Err(SendError::TooManyUnmatched { rank, max })
-                }
-            }
-            _ => Ok(()),
-        }
     }
 
     fn send_whole(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> SendOutcome {
@@ -635,7 +591,7 @@ impl<P: Provider> MessageEngine<P> {
 
     // ------------------------------------------------------------------ what waits
 
-    fn start_pump(&mut self, key: u64) {
+    pub(super) fn start_pump(&mut self, key: u64) {
         let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
         let (rank, is_own) = (send.peer, !matches!(send.body, SendBody::Borrowed));
         let is_open = matches!(send.stage, SendPhase::Open { .. }) && send.sent < send.limit;
@@ -720,36 +676,33 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     fn run_pumps(&mut self, rank: u32, sent: &mut SendOutcome) -> bool {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return false };
-        let pumps = std::mem::take(&mut peer.pumps);
         let mut has_worked = false;
-
-        for key in pumps {
-            if *sent == SendOutcome::Done {
-                if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
+        while *sent == SendOutcome::Done
+            && let Some(peer) = self.peers.get_mut(rank as usize)
+            && let Some(key) = peer.pumps.pop_front()
+        {
+            let aborted = match self.requests.get_mut(key) {
+                Some(RequestEntry::Send(send)) => {
                     send.is_pumped = false;
-                }
-                let before = self.progress_of(key);
-                let aborted = match self.requests.get(key) {
-                    Some(RequestEntry::Send(send)) => match send.stage {
+                    match send.stage {
                         SendPhase::Aborted { stream } => Some(stream),
                         _ => None,
-                    },
-                    _ => None,
-                };
-                *sent = match aborted {
-                    Some(stream) => self.send_abort(key, rank, stream),
-                    None => self.send_data(key, None),
-                };
-                has_worked |= before != self.progress_of(key);
-            }
+                    }
+                }
+                _ => None,
+            };
+            let before = self.progress_of(key);
+            *sent = match aborted {
+                Some(stream) => self.send_abort(key, rank, stream),
+                None => self.send_data(key, None),
+            };
+            has_worked |= before != self.progress_of(key);
 
-            // What found no credit stays in the list, and so does everything behind it, in the same order. A message
-            // that lacks only a grant leaves the list: the grant puts it back.
+            // What found no credit stays in its place. A message that lacks only a grant leaves the list: the grant puts it back.
             if *sent != SendOutcome::Done
                 && let Some(peer) = self.peers.get_mut(rank as usize)
             {
-                peer.pumps.push_back(key);
+                peer.pumps.push_front(key);
                 if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
                     send.is_pumped = true;
                 }

@@ -143,7 +143,9 @@ impl<P: Provider> MessageEngine<P> {
         };
         let has_message =
             |key| self.messages.get(key).is_some_and(|message| message.label.context == context);
-        !self.requests.keys().any(is_of) && !self.messages.keys().any(has_message)
+        !self.requests.keys().any(is_of)
+            && !self.messages.keys().any(has_message)
+            && !self.unexpected.has_context(context)
     }
 }
 

@@ -7,9 +7,10 @@ use vigie_detect::Instant;
 use super::{
     EngineConfig,
     link::Staging,
-    matching::{PostedReceives, UnexpectedMessages},
+    matching::PostedReceives,
     peer::Peer,
     request::{IncomingMessage, RequestEntry, RequestId},
+    unexpected::UnexpectedMessages,
 };
 use crate::{
     slots::Slots,

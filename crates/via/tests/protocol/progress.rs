@@ -165,6 +165,7 @@ fn random_legal_programs_end() {
             (config, attributes) = (small(), scarce());
             config = config.staging_frames(2);
             config = config.unexpected_bytes_max(random.u64(0..4000));
+            config = config.unexpected_messages_max(random.u32(0..20));
             config = config.held_bytes_max(random.u64(0..4000));
         }
         attributes.has_window = random.bool();

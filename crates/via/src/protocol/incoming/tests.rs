@@ -222,20 +222,22 @@ fn data_is_counted() {
     assert!(engine.frame(arrival(&other, &opening), &mut direct).is_err(), "it is in use");
 }
 
-/// Goal: messages that are not received count with their bookkeeping; the sender is told once to pause when they
-/// exceed the limit, and to resume when half of it is left. Method: to the byte.
+/// Goal: messages that are not received count by their bytes and their number; the sender is told once to pause when they
+/// exceed a limit, and to resume when half of it is left. Method: to the byte, and to the message.
 #[test]
 fn a_flood_is_paused_and_resumed() {
     let mut engine = lone();
     first(&mut engine, 1, 3000, 100);
     let (_, _) = eager(&mut engine, ReceiveInterest::Nothing, 2);
-    assert_eq!(engine.peers[1].parked_bytes, 2048 + 5 + 2 * BOOKS);
+    let peer = &engine.peers[1];
+    assert_eq!((peer.parked_bytes, peer.parked_messages), (2048 + 5, 2));
     assert!(told(&mut engine).is_empty());
 
     let mut engine = lone();
     let messages = [4096, 1, 1, 4094].map(|parked| {
         let key = engine.messages.insert(IncomingMessage::new(label(1), 0, 0, parked));
-        engine.messages.get_mut(key).expect("just made").parked = parked;
+        let message = engine.messages.get_mut(key).expect("just made");
+        (message.parked, message.counts_as) = (parked, UnmatchedKind::Kept);
         assert_eq!(engine.park(1, parked), Ok(()));
         key
     });
@@ -252,21 +254,38 @@ fn a_flood_is_paused_and_resumed() {
     engine.unpark(messages[2]);
     assert_eq!((engine.peers[1].parked_bytes, told(&mut engine)), (4098, vec![]));
     engine.peers[1].parked_bytes -= 1;
-    engine.messages.get_mut(messages[2]).expect("it is there").parked = 1;
+    let message = engine.messages.get_mut(messages[2]).expect("it is there");
+    (message.parked, message.counts_as) = (1, UnmatchedKind::Kept);
     engine.unpark(messages[2]);
     assert_eq!((engine.peers[1].parked_bytes, told(&mut engine)), (4096, vec![Control::Resume]));
     engine.unpark(messages[0]);
     assert_eq!((engine.peers[1].parked_bytes, told(&mut engine)), (0, vec![]), "once");
+
+    let mut engine = lone();
+    engine.config.unexpected_messages_max = 5;
+    for tag in 0..6 {
+        assert!(told(&mut engine).is_empty());
+        eager(&mut engine, ReceiveInterest::Nothing, tag);
+    }
+    assert_eq!((told(&mut engine), engine.kept()), (vec![Control::Pause], 6));
+    for (tag, left) in (0..6).zip([5, 4, 3, 2, 1, 0]) {
+        assert!(engine.receive_unexpected(&tagged(tag), &mut Vec::new()).is_some());
+        let peer = &engine.peers[1];
+        assert_eq!((peer.parked_bytes, peer.parked_messages), (left * 5, left));
+        let due = if left == 2 { vec![Control::Resume] } else { vec![] };
+        assert_eq!(told(&mut engine), due, "{left}");
+    }
 }
 
 /// Goal: a peer that keeps sending when it should pause is cut off once it has sent more than could be under
 /// way. Method: all that, and one byte more.
 #[test]
 fn a_flood_that_goes_on_is_cut_off() {
-    // Four areas, and for each unit of one a message and its window.
-    let most = 8192 + 4 * 4096 + 64 * (BOOKS + 2048);
+    // Both limits, four areas, and for each unit of one a message and its window. The one that comes last counts, too.
+    let most = 8192 + 100 * BOOKS + 4 * 4096 + 64 * (BOOKS + 2048) - BOOKS;
     for (bytes, is_cut) in [(most, false), (most + 1, true)] {
         let mut engine = lone();
+        engine.config.unexpected_messages_max = 100;
         assert_eq!(engine.park(1, bytes).is_err(), is_cut);
         assert_eq!(engine.peers[1].parked_bytes, bytes);
     }
@@ -370,12 +389,14 @@ fn a_message_is_given_back() {
     ] {
         let mut engine = lone();
         let mut message = IncomingMessage::new(Label { source, ..label(1) }, 0, sender, 100);
-        message.parked = 100;
+        (message.parked, message.counts_as) = (100, UnmatchedKind::Kept);
         (message.arrived, message.consumed) = (20, 20);
         engine.peers[source as usize].parked_bytes = 300;
+        engine.peers[source as usize].parked_messages = 1;
         let key = engine.messages.insert(message);
         if waits {
-            let node = engine.unexpected.insert(Label { source, ..label(1) }, key);
+            let node =
+                engine.unexpected.insert(Label { source, ..label(1) }, Unexpected::Begun(key));
             engine.messages.get_mut(key).expect("just made").node = Some(node);
         }
         engine.cancel_wanted(1, ASKED);
@@ -385,6 +406,31 @@ fn a_message_is_given_back() {
         assert_eq!((message.is_cancelled, message.is_discarded), (is_found, is_found));
         assert_eq!(engine.unexpected.len(), usize::from(waits && !is_found));
         assert_eq!(engine.peers[source as usize].parked_bytes, if is_found { 200 } else { 300 });
+    }
+}
+
+/// Goal: the same for a whole message, of few bytes or many, which is not among the engine's messages. Method: one by one.
+#[test]
+fn a_whole_message_is_given_back() {
+    const ASKED: u64 = 5 << 32 | 6;
+    for length in [5, 500] {
+        for (source, sender, is_found) in [(1, 6, true), (1, 7, false), (2, 6, false)] {
+            let mut engine = lone();
+            let whole = if length == 5 {
+                WholeMessage::few(ShortBody::new(&[7; 5]).expect("short"), 0, sender)
+            } else {
+                WholeMessage::many(vec![7; length + 16], 16, 0, sender)
+            };
+            let place = Label { source, ..label(1) };
+            assert_eq!(engine.keep_whole(place, 0, whole), Ok(()));
+            assert_eq!(engine.kept(), 1);
+            engine.cancel_wanted(1, ASKED);
+            let answer = Control::Cancelled { request: ASKED, is_cancelled: is_found };
+            assert_eq!(told(&mut engine), [answer], "{source} {sender} {length}");
+            assert_eq!(engine.kept(), usize::from(!is_found));
+            let left = if is_found { 0 } else { to_u64(length) };
+            assert_eq!(engine.peers[source as usize].parked_bytes, left);
+        }
     }
 }
 
