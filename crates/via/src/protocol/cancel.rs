@@ -52,6 +52,9 @@ impl<P: Provider> MessageEngine<P> {
             return Err("an answer to nothing");
         }
         if send.result.is_some() {
+            if send.is_detached && send.stage == SendPhase::Sent {
+                self.requests.remove(key);
+            }
             return Ok(());
         }
         if !is_cancelled {
@@ -91,7 +94,10 @@ impl<P: Provider> MessageEngine<P> {
                 peer.close_stream(stream);
             }
             match self.requests.get_mut(key) {
-                Some(RequestEntry::Send(send)) if !send.is_detached => send.stage = SendPhase::Sent,
+                // No other message may get its index while the peer looks for it.
+                Some(RequestEntry::Send(send)) if !send.is_detached || send.awaits_answer => {
+                    send.stage = SendPhase::Sent;
+                }
                 _ => drop(self.requests.remove(key)),
             }
         }

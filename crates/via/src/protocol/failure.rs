@@ -35,6 +35,7 @@ impl<P: Provider> MessageEngine<P> {
         peer.controls.clear();
         peer.stalled.clear();
         peer.streams_in.clear();
+        (peer.announcements_in, peer.announcements_out) = Default::default();
 
         let vi = match &peer.link {
             PeerLink::Reliable(direct) => {
@@ -157,8 +158,8 @@ mod tests {
     #[test]
     fn answers_that_nobody_takes_are_bounded() {
         let network = SimNetwork::new(1, FaultPlan::reliable());
-        let mut engine =
-            MessageEngine::new(network.nic(), 0, 3, EngineConfig::default()).expect("an engine");
+        let config = EngineConfig { unexpected_messages_max: 0, ..EngineConfig::default() };
+        let mut engine = MessageEngine::new(network.nic(), 0, 3, config).expect("an engine");
         for _ in 0..CONTROLS_WAITING_MAX {
             engine.queue_control(1, Control::Cancelled { request: 1, is_cancelled: false });
         }

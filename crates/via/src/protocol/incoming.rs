@@ -24,7 +24,8 @@ use crate::{
 /// The most heap that is reserved for a message before its bytes have come, in bytes.
 const KEPT_AT_FIRST: u64 = 1 << 20;
 
-/// Control entries that may wait for a peer, beside those of its messages and requests under way.
+/// Control entries that may wait for a peer, beside the answers to messages that it sent before it looks for any, and those of its messages
+/// and requests under way.
 pub(super) const CONTROLS_WAITING_MAX: usize = 1024;
 
 /// The place of a frame.
@@ -724,7 +725,8 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Sends a control entry, now or as soon as there is credit.
     pub(super) fn queue_control(&mut self, rank: u32, control: Control) {
-        let kept = self.kept();
+        let answers = self.config.unexpected_messages_max as usize;
+        let most = CONTROLS_WAITING_MAX + answers + 4 * self.kept();
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         if peer.failed.is_some() {
             return;
@@ -732,7 +734,7 @@ impl<P: Provider> MessageEngine<P> {
         peer.controls.push_back(control);
         // An honest peer takes its entries, and each of its messages and requests under way has a few at
         // most.
-        if peer.controls.len() > CONTROLS_WAITING_MAX + 4 * kept {
+        if peer.controls.len() > most {
             self.peer_fault(rank, "it takes no control entries and asks for more");
             return;
         }

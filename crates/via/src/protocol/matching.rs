@@ -70,6 +70,9 @@ impl Label {
 
 const NONE: u32 = u32::MAX;
 
+/// The nodes that an index keeps for use again when it becomes empty.
+const EMPTIED_MAX: usize = 64;
+
 /// A map that is only looked up in, never gone through.
 #[expect(clippy::disallowed_types, reason = "its order is never seen")]
 type Lists = std::collections::HashMap<u128, (u32, u32), KeyHash>;
@@ -317,7 +320,18 @@ impl<T: Keyed, const N: usize> MatchIndex<T, N> {
         if self.solo.take_if(|solo| *solo == id).is_some() {
             return Some(node.value);
         }
+        self.unlink_all(id, &node);
 
+        // What is searched later is no longer than what waits then.
+        if self.len() == 0 && self.nodes.len() > EMPTIED_MAX {
+            self.nodes.clear();
+            self.free.clear();
+            self.others.iter_mut().for_each(Vec::clear);
+        }
+        Some(node.value)
+    }
+
+    fn unlink_all(&mut self, id: u32, node: &IndexNode<T>) {
         for lane in 0..N {
             if !self.has_lists[lane] {
                 continue;
@@ -329,7 +343,6 @@ impl<T: Keyed, const N: usize> MatchIndex<T, N> {
             };
             self.unlink(node.value.key(lane), links, lane);
         }
-        Some(node.value)
     }
 
     /// Takes a node with these links out of a list.
@@ -550,10 +563,11 @@ mod tests {
             let again = posted.post(pattern, 0);
             assert!(posted.remove(again).is_some());
         }
+        assert_eq!(posted.index.nodes.len(), 1001, "nodes are used again");
         for node in nodes {
             assert!(posted.remove(node).is_some());
         }
         assert_eq!((posted.index.lists.len(), posted.index.current, posted.len()), (0, None, 0));
-        assert_eq!(posted.index.nodes.len(), 1001, "nodes are used again");
+        assert_eq!(posted.index.nodes.len(), 0, "few are kept");
     }
 }

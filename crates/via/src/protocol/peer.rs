@@ -226,6 +226,12 @@ impl Peer {
         }
     }
 
+    /// Returns whether another message may begin, given credit.
+    pub(super) fn takes_heads(&self) -> bool {
+        let has_stream = !self.streams_free.is_empty() || self.streams_count + 1 < STREAMS_MAX;
+        has_stream && !(self.is_paused && self.announced_out >= self.announced_out_max)
+    }
+
     pub(super) fn open_stream(&mut self) -> Option<u32> {
         self.streams_free.pop().or_else(|| {
             self.streams_count += u32::from(self.streams_count < STREAMS_MAX);

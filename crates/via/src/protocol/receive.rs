@@ -94,9 +94,13 @@ impl<P: Provider> MessageEngine<P> {
     /// Binds a waiting message to a new receive.
     fn bind(&mut self, receive: ReceiveRequest, key: u64) -> u64 {
         let request = self.requests.insert(RequestEntry::Receive(receive));
-        if let Some(node) = self.messages.get_mut(key).and_then(|message| message.node.take()) {
-            self.unexpected.remove(node);
-        }
+        let message = self.messages.get_mut(key);
+        let node = message.and_then(|message| {
+            // Its sender may fail while it is told something: the receive fails with it.
+            message.request = Some(request);
+            message.node.take()
+        });
+        node.and_then(|node| self.unexpected.remove(node));
         self.unpark(key);
         self.matched(key, request);
         request

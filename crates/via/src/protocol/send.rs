@@ -662,6 +662,12 @@ impl<P: Provider> MessageEngine<P> {
             }
         }
 
+        // A head that waits for earlier messages to be matched or sent does not lack the credit that those need.
+        if sent == SendOutcome::Blocked
+            && self.peers.get(rank as usize).is_some_and(|peer| !peer.takes_heads())
+        {
+            sent = SendOutcome::Done;
+        }
         has_worked |= self.run_pumps(rank, &mut sent);
         if let SendOutcome::Fault(what) = sent {
             self.peer_fault(rank, what);

@@ -175,7 +175,7 @@ impl UnexpectedMessages {
 
     /// Returns whether a whole message of a context waits.
     pub(super) fn has_context(&self, context: u16) -> bool {
-        self.whole_messages().any(|(_, label, _)| label.context == context)
+        self.wholes > 0 && self.whole_messages().any(|(_, label, _)| label.context == context)
     }
 }
 

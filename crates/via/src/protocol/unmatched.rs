@@ -176,6 +176,7 @@ impl<P: Provider> MessageEngine<P> {
         let is_half = |peer: &Peer| {
             peer.parked_bytes <= bytes_max / 2 && peer.parked_messages <= messages_max / 2
         };
+        // Only the end of a kept message can make it half. So no announced one is admitted while its own answer is still to be told.
         if !(peer.has_paused && is_half(peer)) {
             return;
         }
@@ -189,6 +190,9 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Gives a whole message back to its sender, if no receive has matched it. Returns whether it was here.
     pub(super) fn give_back_whole(&mut self, rank: u32, request: u32) -> bool {
+        if self.unexpected.wholes() == 0 {
+            return false;
+        }
         let mut wholes = self.unexpected.whole_messages();
         let found =
             wholes.find(|(_, label, whole)| label.source == rank && whole.sender() == request);

@@ -434,15 +434,16 @@ fn a_whole_message_is_given_back() {
     }
 }
 
-/// Goal: as many answers are kept for a peer as there can be: some, and four for each thing under way. Method:
-/// three things, as many answers, and one more.
+/// Goal: as many answers are kept for a peer as there can be: some, one for each message that is kept before a receive matches it, and four for
+/// each thing under way. Method: three things, as many answers, and one more.
 #[test]
 fn answers_are_bounded_by_what_is_on_its_way() {
     let mut engine = lone();
     engine.post_receive(tagged(1));
     engine.post_receive(tagged(2));
     engine.messages.insert(IncomingMessage::new(label(3), 0, 0, 10));
-    for _ in 0..CONTROLS_WAITING_MAX + 12 {
+    engine.config.unexpected_messages_max = 100;
+    for _ in 0..CONTROLS_WAITING_MAX + 100 + 12 {
         engine.queue_control(1, Control::Resume);
     }
     assert_eq!(engine.failure(1), None);

@@ -3,10 +3,14 @@
 use std::task::Poll;
 
 use super::*;
-use crate::protocol::{
-    CancelState, EngineConfig, Payload, RequestError, RequestId, SendMode, SendState,
-    announcements::Announcements,
-    tests::{Pair, small, tagged},
+use crate::{
+    protocol::{
+        CancelState, EngineConfig, Payload, RequestError, RequestId, SendMode, SendState,
+        announcements::Announcements,
+        incoming::CONTROLS_WAITING_MAX,
+        tests::{Pair, small, tagged},
+    },
+    slots::SlotKey,
 };
 
 /// Room for six messages of 100 bytes.
@@ -274,4 +278,73 @@ fn a_whole_message_keeps_its_context() {
     assert!(!engine.is_context_idle(0));
     engine.forget_context(0);
     assert!(engine.is_context_idle(0) && engine.kept() == 0);
+}
+
+/// Goal: what was asked for is sent although no more messages may be announced. Method: more messages than may be announced, which wait for
+/// credit before the peer pauses; all modes of asking.
+#[test]
+fn data_passes_heads_that_wait() {
+    let config = EngineConfig { announced_messages_max: 2, unexpected_bytes_max: 0, ..small() };
+    let mut pair = Pair::new(config);
+    let ids: Vec<_> = (0..60).map(|tag| send(&mut pair, tag, SendMode::Standard)).collect();
+    assert!(!pair.engine(0).peers[1].outbox.is_empty());
+    settle(&mut pair);
+    assert_eq!(pair.engine(1).peers[0].announced_in, 2);
+    assert!(!pair.engine(0).peers[1].outbox.is_empty(), "heads wait");
+    for tag in 0..60 {
+        let id = pair.engine(1).post_receive(tagged(tag));
+        settle(&mut pair);
+        let mut body = Vec::new();
+        assert!(pair.engine(1).poll_receive(id, &mut body).is_ready(), "{tag}");
+        assert_eq!(body.len(), 100);
+    }
+    settle(&mut pair);
+    for id in ids.into_iter().flatten() {
+        assert!(pair.engine(0).poll_send(id, None).is_ready());
+    }
+    assert_eq!((pair.engine(0).kept(), pair.engine(1).kept()), (0, 0));
+}
+
+/// Goal: a receive whose sender fails while the receive takes its message fails with it. Method: the sender takes no control entries, so that
+/// the one by which it may go on is one too many.
+#[test]
+fn a_receive_fails_with_its_sender() {
+    let mut pair = Pair::new(EngineConfig { unexpected_messages_max: 0, ..small() });
+    pair.begin(1, SendMode::Standard, 3000);
+    pair.travel(0);
+    pair.take(1);
+    let engine = pair.engine(1);
+    assert!(engine.peers[0].has_paused);
+    let waiting = [Control::Resume].repeat(CONTROLS_WAITING_MAX + 100);
+    engine.peers[0].controls.extend(waiting);
+    let receive = engine.post_receive(tagged(1));
+    assert!(engine.failure(0).is_some());
+    let polled = engine.poll_receive(receive, &mut Vec::new());
+    assert!(matches!(polled, Poll::Ready(Err(RequestError::PeerFailed { rank: 0, .. }))));
+    assert_eq!(engine.kept(), 0);
+}
+
+/// Goal: a message that was to be taken back keeps its index until the peer has answered, although its owner has gone: another message of that
+/// index would be taken instead. Method: the question waits for credit; the end of the message does not.
+#[test]
+fn an_index_stays_while_the_peer_is_asked() {
+    let mut pair = Pair::new(small());
+    let body = vec![1; 3000];
+    let lent = [std::io::IoSlice::new(&body)];
+    let sent = pair.engine(0).send(1, 0, 1, SendMode::Standard, Payload::Borrowed(&lent));
+    let Ok(SendState::Pending(id)) = sent else { panic!("{sent:?}") };
+    for _ in 0..20 {
+        pair.engine(0).queue_control(1, Control::Resume);
+    }
+    assert_eq!(pair.engine(0).cancel_send(id), CancelState::Asked);
+    pair.engine(0).drop_send(id);
+    let other = pair.begin(2, SendMode::Synchronous, 10);
+    assert_ne!(other.0.index(), id.0.index());
+    let waiting = pair.engine(0).peers[1].controls.back().copied();
+    assert_eq!(waiting, Some(Control::Cancel { request: id.0 }));
+    settle(&mut pair);
+    assert!(pair.engine(1).try_recv(tagged(2), &mut Vec::new()).is_some());
+    settle(&mut pair);
+    assert_eq!(pair.engine(0).poll_send(other, None), Poll::Ready(Ok(())));
+    assert_eq!(pair.engine(0).kept(), 0);
 }
