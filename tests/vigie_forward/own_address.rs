@@ -174,7 +174,10 @@ fn ports_of_the_host_are_refused() {
             assert_eq!(ended.code(), 2, "{}", ended.said);
             assert!(ended.said.contains(expected), "{}", ended.said);
         };
-        refused(&[], "choose ports outside of net.ipv4.ip_local_port_range (32768 to 60999)");
+        refused(
+            &["--ports", "32768-60999"],
+            "choose ports outside of net.ipv4.ip_local_port_range (32768 to 60999)",
+        );
         refused(&["--ports", "60999-62000"], "gives port 60999 of 60999-62000");
         let publish = ["--publish", "tcp:40000=10.1.0.2:80"];
         refused(&[&PORTS[..], &publish].concat(), "gives port 40000 of 40000");
@@ -196,5 +199,52 @@ fn ports_of_the_host_are_refused() {
         let nat = forward(network, &folder, &[&NAT[..], &["--ports", "40000-50000"]].concat());
         assert!(call(&network.caller(), SERVER, network.echo()).starts_with("10.2.0.1:4"));
         assert_eq!(nat.end().code(), 0);
+    });
+}
+
+/// Goal: without an address, translations hide behind the one that the outside interface has, by ports above the kernel's, and follow it; an
+/// interface without one is refused, and so are addresses that no host of the outside network can have. Method: another address instead,
+/// as by DHCP, after none for a while.
+#[test]
+fn the_address_of_the_interface_is_followed() {
+    const TEST: &str = "own_address::the_address_of_the_interface_is_followed";
+    const NAT: [&str; 5] = ["nat", "--inside", "ra", "--outside", "rb"];
+    with_network(TEST, |network| {
+        if !has_programs(TEST) {
+            return;
+        }
+        let folder = Folder::new();
+        let mut nat = forward(network, &folder, &NAT);
+        let port = network.echo();
+        let behind = |address: &str| {
+            let seen = call(&network.caller(), SERVER, port);
+            let by: u16 = seen
+                .strip_prefix(address)
+                .and_then(|rest| rest.strip_prefix(':'))
+                .and_then(|port| port.parse().ok())
+                .unwrap_or_else(|| panic!("{seen}"));
+            assert!(by >= 61000, "{seen}");
+        };
+        behind("10.2.0.1");
+        network.router.run("ip addr del 10.2.0.1/24 dev rb");
+        nat.until("waits for another one of `rb`");
+        network.router.run("ip addr add 10.2.0.7/24 dev rb");
+        nat.until("the address that it hides behind has changed");
+        behind("10.2.0.7");
+        converse(&network.router, &network.server, "0.0.0.0:0", SERVER);
+        assert_eq!(nat.end().code(), 0);
+
+        let refused = |more: &[&str], expected: &str| {
+            let ended = network.router.forwarder(&folder, &[&NAT[..], more].concat()).wait();
+            assert_eq!(ended.code(), 2, "{}", ended.said);
+            assert!(ended.said.contains(expected), "{}", ended.said);
+        };
+        refused(&["--address", "10.1.0.9"], "10.1.0.9 is in a network behind `ra`");
+        for address in ["10.2.0.0", "10.2.0.255"] {
+            refused(&["--address", address], "is the address of all hosts of 10.2.0.0/24");
+        }
+        refused(&["--publish", "tcp:61001=10.1.0.2:80"], "port 61001 is published, but also");
+        network.router.run("ip addr del 10.2.0.7/24 dev rb");
+        refused(&[], "interface `rb` has no address of IPv4 behind which to hide");
     });
 }

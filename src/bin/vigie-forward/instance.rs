@@ -30,7 +30,7 @@ use crate::{
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
     mailbox::Mailbox,
     metrics::{self, ServedMetrics},
-    privileges::{self, DropError, Right, listed},
+    privileges::{self, DropError, HeldRights, Right, listed},
     reload::{NewFlow, ReloadPlan, plan},
     service_manager::{ServiceManager, keep_alive},
     signals, stats,
@@ -57,6 +57,8 @@ const CODE_CUT: u8 = 4;
 pub(crate) enum InstanceEvent {
     /// The file is to be read again.
     Reload,
+    /// A flow begins anew, since this host has changed; not for the first time if that has failed before.
+    BeginAnew { flow: String, is_retry: bool },
     /// A signal that ends the process.
     Signal { name: &'static str, number: u8 },
     /// A flow has ended unexpectedly.
@@ -336,6 +338,8 @@ struct ConfigSource {
 /// The number of attempts to begin a flow whose listener is still closing, and the time between them.
 const ATTEMPTS: u32 = 50;
 const ATTEMPT_EVERY: Duration = Duration::from_millis(20);
+/// The interval between attempts to begin a flow anew.
+const AGAIN_EVERY: Duration = Duration::from_secs(5);
 
 impl Instance {
     /// Starts all flows.
@@ -388,7 +392,7 @@ impl Instance {
             this.follow_table(table)?;
         }
 
-        spawn_local(tick(Rc::clone(&shared))).detach();
+        spawn_local(tick(Rc::clone(&shared), Rc::clone(&this.mailbox))).detach();
         let (mailbox, manager) = (Rc::clone(&this.mailbox), Rc::clone(&this.manager));
         let answers = Rc::new(StatsAnswers { shared, mailbox, manager });
         let listener = UnixListener::from_std(listener)?;
@@ -521,6 +525,36 @@ impl Instance {
         log(format!("SIGHUP: flows: {kept} unchanged, {ended} ended, {begun} new"));
     }
 
+    /// Ends a flow and begins it with the same settings. If that fails, it is tried again.
+    async fn begin_anew(&mut self, name: String, is_retry: bool) {
+        let flow = self.source.config.flows.iter().find(|one| one.name == name).cloned();
+        let is_running = self.shared.flows.borrow().iter().any(|one| one.name == name);
+        // A reload may have come first.
+        let Some(flow) = flow.filter(|_| is_running != is_retry) else { return };
+        if !HeldRights::now().has(Right::NetRaw) {
+            return log(format!(
+                "flow `{name}`: the address that it hides behind has changed, and the rights to begin anew were given up \
+                 (`drop_all_rights`): end `vigie-forward` and start it again"
+            ));
+        }
+        let deadline = monotonic_now() + self.source.config.process.drain.0;
+        for task in self.end_named(std::slice::from_ref(&name), deadline) {
+            let _ = task.await;
+        }
+        match self.begin(&flow).await {
+            Ok(()) => log(format!("flow `{name}`: the address that it hides behind has changed")),
+            Err(error) => {
+                log(format!("{error}; tries again every {AGAIN_EVERY:?}, and does not forward"));
+                let mailbox = Rc::clone(&self.mailbox);
+                spawn_local(async move {
+                    sleep(AGAIN_EVERY).await;
+                    mailbox.post(InstanceEvent::BeginAnew { flow: name, is_retry: true });
+                })
+                .detach();
+            }
+        }
+    }
+
     fn note_begun(&mut self, name: &str, begun: Result<(), InstanceError>) {
         if let Err(error) = begun {
             // It is tried again by the next SIGHUP.
@@ -637,6 +671,9 @@ impl Instance {
                     self.reload().await;
                     self.manager.ready(&self.status());
                 }
+                InstanceEvent::BeginAnew { flow, is_retry } => {
+                    self.begin_anew(flow, is_retry).await;
+                }
                 InstanceEvent::Signal { name, .. } => {
                     log(format!(
                         "{name}: drains for at most {drain:?}; a second signal ends at once"
@@ -716,13 +753,16 @@ async fn follow(
     }
 }
 
-async fn tick(shared: Rc<InstanceState>) {
+async fn tick(shared: Rc<InstanceState>, mailbox: Rc<Mailbox<InstanceEvent>>) {
     loop {
         sleep(TICK).await;
         let routes = shared.routes.borrow();
         let cache = routes.as_ref().map(|(cache, _)| cache);
-        for NamedFlow { flow, .. } in shared.flows.borrow_mut().iter_mut() {
+        for NamedFlow { name, flow, .. } in shared.flows.borrow_mut().iter_mut() {
             flow.tick(cache, monotonic_now());
+            if flow.begins_anew() {
+                mailbox.post(InstanceEvent::BeginAnew { flow: name.clone(), is_retry: false });
+            }
         }
     }
 }

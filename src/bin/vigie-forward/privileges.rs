@@ -20,16 +20,19 @@ pub(crate) enum Right {
     NetAdmin,
     /// Loading programs into the kernel; only valid in the initial user namespace.
     Bpf,
+    /// Loading those that read headers of any length.
+    PerfMon,
 }
 
 impl Right {
-    pub(crate) const ALL: [Self; 3] = [Self::NetRaw, Self::NetAdmin, Self::Bpf];
+    pub(crate) const ALL: [Self; 4] = [Self::NetRaw, Self::NetAdmin, Self::Bpf, Self::PerfMon];
 
     const fn capability(self) -> CapabilitySet {
         match self {
             Self::NetRaw => CapabilitySet::NET_RAW,
             Self::NetAdmin => CapabilitySet::NET_ADMIN,
             Self::Bpf => CapabilitySet::BPF,
+            Self::PerfMon => CapabilitySet::PERFMON,
         }
     }
 }
@@ -40,6 +43,7 @@ impl fmt::Display for Right {
             Self::NetRaw => "CAP_NET_RAW",
             Self::NetAdmin => "CAP_NET_ADMIN",
             Self::Bpf => "CAP_BPF",
+            Self::PerfMon => "CAP_PERFMON",
         })
     }
 }
@@ -155,11 +159,11 @@ mod tests {
     fn what_is_missing_is_named() {
         let effective = CapabilitySet::NET_RAW | CapabilitySet::BPF;
         let mut held = HeldRights { effective, is_in_first_user_namespace: true };
-        assert_eq!(held.missing(&Right::ALL), [Right::NetAdmin]);
+        assert_eq!(held.missing(&Right::ALL), [Right::NetAdmin, Right::PerfMon]);
         held.is_in_first_user_namespace = false;
-        assert_eq!(held.missing(&Right::ALL), [Right::NetAdmin, Right::Bpf]);
+        assert_eq!(held.missing(&Right::ALL), [Right::NetAdmin, Right::Bpf, Right::PerfMon]);
         assert_eq!(listed(&[]), "no right");
         assert_eq!(listed(&[Right::Bpf]), "CAP_BPF");
-        assert_eq!(listed(&Right::ALL), "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF");
+        assert_eq!(listed(&Right::ALL), "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON");
     }
 }

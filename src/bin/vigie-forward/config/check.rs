@@ -1,10 +1,14 @@
 //! Checks that several settings fit together.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::Path};
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+};
 
 use super::{
-    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Relay,
-    RelayMode, tls, values::is_v4,
+    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Ports,
+    Publish, Relay, RelayMode, tls, values::is_v4,
 };
 
 /// The interface for packets of a host to itself.
@@ -400,15 +404,15 @@ fn translated(nat: &Nat) -> Result<(), String> {
     if nat.inside.is_empty() {
         return Err("`inside` is empty: it needs at least one interface".to_owned());
     }
-    let address = nat.address;
-    if address.is_unspecified()
-        || address.is_multicast()
-        || address.is_broadcast()
-        || address.is_loopback()
-    {
+    let is_no_host = |address: &Ipv4Addr| {
+        address.is_unspecified()
+            || address.is_multicast()
+            || address.is_broadcast()
+            || address.is_loopback()
+    };
+    if let Some(address) = nat.address.filter(is_no_host) {
         return Err(format!(
-            "{} cannot be the address of a host: give the one of `outside`",
-            nat.address
+            "{address} cannot be the address of a host: give the one of `outside`"
         ));
     }
     if !(1..=100).contains(&nat.host_share) {
@@ -426,19 +430,35 @@ fn translated(nat: &Nat) -> Result<(), String> {
                 one.to
             ));
         }
-        if one.to.ip() == nat.address {
-            return Err(format!("port {} is published to the public address itself", one.port));
+        if let Some(address) = nat.address {
+            published_elsewhere(one, address)?;
         }
         if taken.insert((one.transport as u8, one.port), ()).is_some() {
             return Err(format!("port {} is published twice", one.port));
         }
-        if (nat.ports.first..=nat.ports.last).contains(&one.port) {
-            return Err(format!(
-                "port {} is published, but also in the range `ports` ({}): exclude it there",
-                one.port, nat.ports
-            ));
+        if let Some(ports) = nat.ports {
+            published_outside(one, ports)?;
         }
     }
 
+    Ok(())
+}
+
+/// Checks a published port against the public address.
+pub(crate) fn published_elsewhere(one: &Publish, address: Ipv4Addr) -> Result<(), String> {
+    if one.to.ip() == address {
+        return Err(format!("port {} is published to the public address itself", one.port));
+    }
+    Ok(())
+}
+
+/// Checks a published port against the ports of translations.
+pub(crate) fn published_outside(one: &Publish, ports: Ports) -> Result<(), String> {
+    if (ports.first..=ports.last).contains(&one.port) {
+        return Err(format!(
+            "port {} is published, but also in the range `ports` ({ports}): exclude it there",
+            one.port
+        ));
+    }
     Ok(())
 }

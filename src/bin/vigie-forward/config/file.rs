@@ -10,9 +10,9 @@ use std::{
 use super::{
     BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, ClientTls, Config,
     EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT,
-    IDLE_DEFAULT, Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT,
-    PathChoice, Ports, Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, Route,
-    SegmentsChoice, TABLE_MAIN, TargetTls, TargetUri, Time, WaitMode,
+    IDLE_DEFAULT, Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PathChoice, Ports,
+    Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, Route, SegmentsChoice, TABLE_MAIN,
+    TargetTls, TargetUri, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
     tls::{read_client_tls, read_target_tls},
@@ -143,10 +143,6 @@ const fn idle_default() -> Time {
     IDLE_DEFAULT
 }
 
-const fn ports_default() -> Ports {
-    PORTS_DEFAULT
-}
-
 const fn host_share_default() -> u8 {
     HOST_SHARE_DEFAULT
 }
@@ -217,11 +213,12 @@ frames_table! {
     RawNat => Nat {
         inside: Vec<String>,
         outside: String,
-        address: Ipv4Addr,
+        #[serde(default)]
+        address: Option<Ipv4Addr>,
         #[serde(default, deserialize_with = "one_or_more")]
         from: Vec<Inside>,
-        #[serde(default = "ports_default")]
-        ports: Ports,
+        #[serde(default)]
+        ports: Option<Ports>,
         #[serde(default = "host_share_default")]
         host_share: u8,
         #[serde(default = "idle_default")]

@@ -15,7 +15,7 @@ use serde::Deserialize;
 #[cfg(test)]
 pub(crate) use self::file::parse;
 pub(crate) use self::{
-    check::{check, has_port_zero},
+    check::{check, has_port_zero, published_elsewhere, published_outside},
     file::{ConfigError, read},
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
@@ -110,14 +110,12 @@ impl fmt::Display for FlowKind {
             Self::L3(l3) => {
                 write!(f, "routes between {} by table {}", l3.interfaces.join(", "), l3.table)
             }
-            Self::Nat(nat) => write!(
-                f,
-                "hides {} behind {} of {}, ports {}",
-                nat.inside.join(", "),
-                nat.address,
-                nat.outside,
-                nat.ports
-            ),
+            Self::Nat(nat) => {
+                let address = nat.address.map(|address| format!("{address} of "));
+                let address = address.unwrap_or_else(|| "the address of ".to_owned());
+                write!(f, "hides {} behind {address}{}", nat.inside.join(", "), nat.outside)?;
+                nat.ports.iter().try_for_each(|ports| write!(f, ", ports {ports}"))
+            }
         }
     }
 }
@@ -264,7 +262,7 @@ const MESSAGE_BYTES_DEFAULT: u64 = 16 << 20;
 const IDLE_DEFAULT: Time = Time(Duration::from_secs(300));
 const RESOLVE_DEFAULT: Time = Time(Duration::from_secs(30));
 const CONNECT_DEFAULT: Time = Time(Duration::from_secs(10));
-const PORTS_DEFAULT: Ports = Ports { first: 32_768, last: 60_999 };
+pub(crate) const PORTS_DEFAULT: Ports = Ports { first: 32_768, last: 60_999 };
 const HOST_SHARE_DEFAULT: u8 = 50;
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const CONNECTIONS_MAX: i64 = 1_000_000;
@@ -356,18 +354,20 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) outside: String,
 
-    /// The public IPv4 address: a free one of the outside network, or one of this host, with ports that the host itself does not use.
+    /// The public IPv4 address: one of this host, with ports that the host itself does not use, or a free one of the outside network.
+    /// Default: the one that the outside interface has, also when that changes.
     #[arg(long, value_name = "ADDRESS")]
-    pub(crate) address: Ipv4Addr,
+    pub(crate) address: Option<Ipv4Addr>,
 
     /// An inside network whose addresses are translated, as in 10.0.0.0/24; may be repeated. Default: the networks that
     /// are reached by the inside interfaces when the program starts.
     #[arg(long, value_name = "NETWORK")]
     pub(crate) from: Vec<Inside>,
 
-    /// The public ports for connections from inside.
-    #[arg(long, value_name = "FIRST-LAST", default_value_t = PORTS_DEFAULT)]
-    pub(crate) ports: Ports,
+    /// The public ports for connections from inside. Default: 32768-60999; of an address of this host those above the ones that the kernel
+    /// gives to the host's own connections, 61000-65535 unless that was changed (`net.ipv4.ip_local_port_range`).
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub(crate) ports: Option<Ports>,
 
     /// The percentage (1 to 100) of public ports and of translations that one inside host may use, for each protocol.
     #[arg(long, value_name = "PERCENT", default_value_t = HOST_SHARE_DEFAULT,

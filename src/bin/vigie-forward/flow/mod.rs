@@ -142,6 +142,11 @@ pub(crate) trait Running {
     /// Does periodic work; called a few times a second.
     fn tick(&mut self, _cache: Option<&NetlinkCache>, _now: Instant) {}
 
+    /// Returns whether it should end and begin anew by the same settings, since this host has changed. True once for each change.
+    fn begins_anew(&mut self) -> bool {
+        false
+    }
+
     /// Reads files again, such as certificates.
     fn reload(&self) {}
 

@@ -182,8 +182,8 @@ impl NetlinkCache {
         }
     }
 
-    /// Returns the addresses from which an interface sends ICMP errors.
-    fn own(&self, interface: u32) -> SourceAddresses {
+    /// Returns the addresses from which an interface sends ICMP errors: those of the widest scope.
+    pub(crate) fn own(&self, interface: u32) -> SourceAddresses {
         let best = |is_v6| self.addresses.get(&(interface, is_v6)).map(|one| one.address);
         let mut own = SourceAddresses::default();
         for address in [false, true].into_iter().filter_map(best) {

@@ -10,14 +10,14 @@ use std::{
     time::Duration,
 };
 
-use vigie::{forward::tables::Prefix, via::link::merges_packets};
+use vigie::via::link::merges_packets;
 
-use super::{own_address::OwnAddress, program::FlowInterface};
+use super::{own_address::OwnAddress, program::FlowInterface, public_side::PublicSide};
 use crate::{
     config::FlowKind,
     flow::FlowError,
     journal::log,
-    kernel::{Target, snapshot},
+    kernel::snapshot,
     privileges::{HeldRights, Right, listed},
 };
 
@@ -34,19 +34,19 @@ pub(super) fn check_rights(name: &str) -> Result<(), FlowError> {
     };
     Err(FlowError::Rights(format!(
         "frames need {}, which this process lacks{program}. Run it as root, or give the program the rights (`setcap \
-         cap_net_raw,cap_net_admin,cap_bpf+ep`). `vigie-forward relay` needs none: it forwards TCP, UDP and Unix \
+         cap_net_raw,cap_net_admin,cap_bpf,cap_perfmon+ep`). `vigie-forward relay` needs none: it forwards TCP, UDP and Unix \
          streams. (Flow `{name}` is not forwarded, and neither are others.)",
         listed(&[Right::NetRaw])
     )))
 }
 
-/// Checks that the interfaces exist, and that the kernel does not forward between them as well. Also returns the ports of translations if
-/// this host has the public address itself.
+/// Checks that the interfaces exist, and that the kernel does not forward between them as well. Also returns the public side of
+/// translations, and their ports if this host has the public address itself.
 pub(super) fn check_interfaces(
     names: &[String],
     kind: &FlowKind,
     table: u32,
-) -> Result<(Vec<FlowInterface>, Option<OwnAddress>), FlowError> {
+) -> Result<(Vec<FlowInterface>, Option<PublicSide>, Option<OwnAddress>), FlowError> {
     let cache = snapshot(table).map_err(|error| FlowError::Io {
         what: "asking the kernel for its interfaces".to_owned(),
         source: io::Error::other(error),
@@ -79,21 +79,16 @@ pub(super) fn check_interfaces(
         flow_interfaces.push(FlowInterface { name, index, is_pair, networks });
     }
 
-    let own_address = match kind {
-        FlowKind::Nat(nat)
-            if cache.target(Prefix::host(nat.address.into())) == Some(Target::Local) =>
-        {
-            let own_address = OwnAddress::new(nat)?;
-            log(format!(
-                "{} is an address of this host, which its own connections share",
-                nat.address
-            ));
-            Some(own_address)
-        }
-        _ => None,
-    };
-
-    Ok((flow_interfaces, own_address))
+    let FlowKind::Nat(nat) = kind else { return Ok((flow_interfaces, None, None)) };
+    let public = PublicSide::of(nat, &cache)?;
+    let own_address = public.is_own.then(|| OwnAddress::new(nat, public)).transpose()?;
+    if public.is_own {
+        let PublicSide { address, ports, .. } = public;
+        log(format!(
+            "{address} is an address of this host, which its own connections share: ports {ports} are for translations"
+        ));
+    }
+    Ok((flow_interfaces, Some(public), own_address))
 }
 
 /// Interfaces that belong to this process, as long as it lives. The name of an abstract socket is one of its network

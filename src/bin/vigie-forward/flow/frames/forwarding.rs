@@ -1,6 +1,6 @@
 //! The processing of packets in a flow: the stages of the host's pipeline, and of the program.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use vigie::forward::{
     packet::{Port, TCP, UDP},
@@ -13,6 +13,7 @@ use vigie::forward::{
 
 use super::{
     program::{FlowInterface, FlowTaker},
+    public_side::PublicSide,
     questions::Questions,
     stages::{Guard, Router, Translator},
 };
@@ -30,8 +31,7 @@ pub(super) enum Forwarding {
         nat: Box<Nat>,
         outside: Port,
         inside: Vec<Prefix>,
-        /// The public address is one of this host.
-        is_own: bool,
+        public: PublicSide,
     },
 }
 
@@ -46,20 +46,22 @@ const LOW_PORTS: (u16, u16) = (600, 1023);
 pub(super) fn forwarding_of(
     kind: &FlowKind,
     flow_interfaces: &[FlowInterface],
-    is_own: bool,
+    public: Option<PublicSide>,
 ) -> Result<Forwarding, FlowError> {
-    Ok(match kind {
-        FlowKind::L2(_) | FlowKind::Relay(_) => Forwarding::Wire,
-        FlowKind::L3(_) => Forwarding::Route,
-        FlowKind::Nat(nat) => {
+    Ok(match (kind, public) {
+        (FlowKind::L2(_) | FlowKind::Relay(_), _) => Forwarding::Wire,
+        (FlowKind::L3(_), _) => Forwarding::Route,
+        (FlowKind::Nat(nat), public) => {
+            let none = || FlowError::InvalidSetting("translations need an address".to_owned());
+            let public = public.ok_or_else(none)?;
             let idle = nat.idle.0;
             let mut table = NatTable::builder();
-            if !is_own {
+            if !public.is_own {
                 // Programs of this host may take one at any time (`bindresvport`).
                 table = table.low_ports(LOW_PORTS.0, LOW_PORTS.1);
             }
             let table = table
-                .ports(nat.ports.first, nat.ports.last)
+                .ports(public.ports.first, public.ports.last)
                 .udp_timeout(idle)
                 .icmp_timeout(idle.min(ICMP_IDLE_MAX))
                 .tcp_transitory_timeout(idle.min(TCP_TRANSITORY_MAX))
@@ -83,26 +85,31 @@ pub(super) fn forwarding_of(
                     nat.inside.join(", ")
                 )));
             }
-            Forwarding::Translate { table, nat: Box::new(nat.clone()), outside, inside, is_own }
+            Forwarding::Translate { table, nat: Box::new(nat.clone()), outside, inside, public }
         }
     })
 }
 
 /// Builds the stage that translates.
-fn nat_stage(table: &NatTable, nat: &Nat, outside: Port, inside: &[Prefix]) -> NatStage {
+fn nat_stage(
+    table: &NatTable,
+    nat: &Nat,
+    address: Ipv4Addr,
+    (outside, inside): (Port, &[Prefix]),
+) -> NatStage {
     let mut stage = NatStage::new(table.clone());
     for one in &nat.publish {
         let protocol = match one.transport {
             TransportProtocol::Tcp => TCP,
             TransportProtocol::Udp => UDP,
         };
-        let external = NatEndpoint::new(nat.address.into(), one.port);
+        let external = NatEndpoint::new(address.into(), one.port);
         let internal = NatEndpoint::new(one.to.ip(), one.to.port());
         stage = stage.rule(NatRule::Destination { protocol, external, internal });
     }
     for ingress in 0..outside.0 {
         for from in inside {
-            let (ingress, external) = (Port(ingress), nat.address.into());
+            let (ingress, external) = (Port(ingress), address.into());
             stage = stage.rule(NatRule::Source { ingress, from: *from, external });
         }
     }
@@ -124,13 +131,13 @@ pub(super) fn host_stages(
             behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
             vec![Box::new(Guard::new(fib, None, behind))]
         }
-        Forwarding::Translate { table, nat, outside, inside, is_own } => {
+        Forwarding::Translate { table, nat, outside, inside, public } => {
             let mut behind = checks();
-            let translator = nat_stage(table, nat, *outside, inside);
+            let translator = nat_stage(table, nat, public.address, (*outside, inside));
             behind.push(Box::new(Translator::new(translator, taker.clone())));
             behind.push(Box::new(Ttl::new()));
             behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
-            let answers_for = (!is_own).then_some((nat.address, *outside));
+            let answers_for = (!public.is_own).then_some((public.address, *outside));
             vec![Box::new(Guard::new(fib, answers_for, behind))]
         }
     }
@@ -158,8 +165,8 @@ pub(super) fn program_stages(
     match forwarding {
         Forwarding::Wire => return Ok(wire()),
         Forwarding::Route => {}
-        Forwarding::Translate { table, nat, outside, inside, .. } => {
-            stages.push(Box::new(nat_stage(table, nat, *outside, inside)));
+        Forwarding::Translate { table, nat, outside, inside, public } => {
+            stages.push(Box::new(nat_stage(table, nat, public.address, (*outside, inside))));
         }
     }
     stages.push(Box::new(Ttl::new()));

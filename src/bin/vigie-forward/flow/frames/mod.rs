@@ -17,6 +17,7 @@ mod fullness;
 mod locked_file;
 mod own_address;
 mod program;
+mod public_side;
 mod questions;
 mod running;
 mod stages;
@@ -58,7 +59,7 @@ use crate::{
     config::{FlowConfig, FlowKind, Frames, PathChoice, SegmentsChoice, WaitMode},
     journal::log,
     migration::Migration,
-    privileges::Right,
+    privileges::{HeldRights, Right},
     stats::FlowReport,
 };
 
@@ -115,12 +116,12 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     }
 
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
-    let (flow_interfaces, own_address) = check_interfaces(&names, &flow.kind, table)?;
+    let (flow_interfaces, public_side, own_address) = check_interfaces(&names, &flow.kind, table)?;
     let claims = claim(&names)?;
     let fib = Fib::default();
     let questions = Arc::new(Questions::new());
     let taker = FlowTaker::default();
-    let work = forwarding_of(&flow.kind, &flow_interfaces, own_address.is_some())?;
+    let work = forwarding_of(&flow.kind, &flow_interfaces, public_side)?;
     let state_file = state_file(&flow.name, &work)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {
@@ -153,8 +154,8 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     let forwarder = with_links(builder, &names, frames, (&flow.kind, public), program.as_ref());
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &names))?;
     let (nat, address_watch) = match work {
-        Forwarding::Translate { table, nat, is_own, .. } => {
-            (Some(table), Some(AddressWatch::new(nat.address, is_own)))
+        Forwarding::Translate { table, nat, public, .. } => {
+            (Some(table), Some(AddressWatch::new(public, nat.outside)))
         }
         Forwarding::Wire | Forwarding::Route => (None, None),
     };
@@ -182,9 +183,9 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
 
 /// Takes over the translations of before, if there is a file for them.
 fn state_file(flow: &str, work: &Forwarding) -> Result<Option<StateFile>, FlowError> {
-    let Forwarding::Translate { table, nat, .. } = work else { return Ok(None) };
+    let Forwarding::Translate { table, nat, public, .. } = work else { return Ok(None) };
     let Some(path) = &nat.state else { return Ok(None) };
-    let address = IpAddr::from(nat.address);
+    let address = IpAddr::from(public.address);
     let keeps = |flow: &NatFlow| {
         let (to, becomes) = (flow.original.destination, flow.translated.destination);
         flow.translated.source.address == address
@@ -392,7 +393,11 @@ fn cannot_open(error: ForwarderError, names: &[String]) -> FlowError {
 impl Prepared for PreparedFrames {
     fn rights(&self) -> Vec<Right> {
         match self.program {
-            Some(_) => Right::ALL.to_vec(),
+            // Those that a program was loaded without are not needed again either.
+            Some(_) => {
+                let held = HeldRights::now();
+                Right::ALL.into_iter().filter(|right| held.has(*right)).collect()
+            }
             None => vec![Right::NetRaw],
         }
     }
@@ -440,6 +445,7 @@ impl Prepared for PreparedFrames {
             nat: self.nat,
             own_address: self.own_address,
             address_watch: self.address_watch,
+            begins_anew: false,
             state_file: self.state_file,
             fullness: Fullness::default(),
             counters,

@@ -7,11 +7,16 @@ use std::{
     time::Duration,
 };
 
-use vigie::{Instant, forward::nic::TakenPorts};
+use vigie::{
+    Instant,
+    forward::{nic::TakenPorts, tables::Prefix},
+};
 
+use super::public_side::PublicSide;
 use crate::{
     config::{Nat, TransportProtocol},
     flow::FlowError,
+    kernel::{NetlinkCache, Target},
 };
 
 /// The ports of translations, of an address of this host.
@@ -32,11 +37,11 @@ const TIME_WAIT: u8 = 6;
 
 impl OwnAddress {
     /// Checks that the kernel gives none of the ports to its own connections, and that no socket has one.
-    pub(super) fn new(nat: &Nat) -> Result<Self, FlowError> {
+    pub(super) fn new(nat: &Nat, public: PublicSide) -> Result<Self, FlowError> {
         let published = nat.publish.iter().map(|one| (one.transport, one.port)).collect();
-        let ports = nat.ports.first..=nat.ports.last;
+        let ports = public.ports.first..=public.ports.last;
         let (next_check, was_used) = (None, false);
-        let own = Self { address: nat.address, ports, published, next_check, was_used };
+        let own = Self { address: public.address, ports, published, next_check, was_used };
 
         let setting = |name: &str| {
             let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
@@ -46,7 +51,7 @@ impl OwnAddress {
         let published = nat.publish.iter().map(|one| (one.port..=one.port, one.port.to_string()));
         let reserved = setting("ip_local_reserved_ports");
         for (ports, named) in
-            iter::once((own.ports.clone(), nat.ports.to_string())).chain(published)
+            iter::once((own.ports.clone(), public.ports.to_string())).chain(published)
         {
             let Some(port) = shared(&ports, &ephemeral, &reserved) else { continue };
             let ephemeral = ephemeral.split_whitespace().collect::<Vec<_>>().join(" to ");
@@ -54,7 +59,7 @@ impl OwnAddress {
                 "{} is an address of this host, whose kernel gives port {port} of {named} (`ports`, `publish`) to connections of its \
                  own: choose ports outside of net.ipv4.ip_local_port_range ({ephemeral}), as in 61000-65535, or reserve them \
                  (`sysctl -w net.ipv4.ip_local_reserved_ports={named}`)",
-                nat.address
+                public.address
             )));
         }
         match own.used_by_host() {
@@ -120,33 +125,53 @@ impl OwnAddress {
 }
 
 /// Tells when this host gets or loses the public address, for which the flow was set up otherwise.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct AddressWatch {
-    address: Ipv4Addr,
-    /// This host had it at the start.
-    is_own: bool,
+    public: PublicSide,
+    /// The interface whose address it is.
+    outside: String,
     has_changed: bool,
 }
 
+/// What a change of the address asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum AddressChange {
+    /// Only to say so.
+    Said(String),
+    /// The flow begins anew, with another address.
+    Moved(Ipv4Addr),
+}
+
 impl AddressWatch {
-    pub(super) const fn new(address: Ipv4Addr, is_own: bool) -> Self {
-        Self { address, is_own, has_changed: false }
+    pub(super) const fn new(public: PublicSide, outside: String) -> Self {
+        Self { public, outside, has_changed: false }
     }
 
-    pub(super) const fn address(&self) -> Ipv4Addr {
-        self.address
+    pub(super) fn check(&mut self, cache: &NetlinkCache) -> Option<AddressChange> {
+        let target = cache.target(Prefix::host(self.public.address.into()));
+        let outside = cache.interface(&self.outside);
+        let now = outside.and_then(|found| cache.own(found.index).ipv4);
+        self.changed(target == Some(Target::Local), now)
     }
 
-    /// Returns what to log; `is_local` says whether this host has the address now.
-    pub(super) fn check(&mut self, is_local: bool) -> Option<String> {
-        let has_changed = is_local != self.is_own;
+    /// Returns what has changed; `is_local` says whether this host has the address now, and `outside` is what the outside interface has.
+    fn changed(&mut self, is_local: bool, outside: Option<Ipv4Addr>) -> Option<AddressChange> {
+        let PublicSide { address, is_own, is_followed, .. } = self.public;
+        let moved = outside.filter(|other| is_followed && !is_local && *other != address);
+        if let Some(other) = moved {
+            return Some(AddressChange::Moved(other));
+        }
+        let has_changed = is_local != is_own;
         if has_changed == std::mem::replace(&mut self.has_changed, has_changed) {
             return None;
         }
-        let address = self.address;
-        Some(match (has_changed, self.is_own) {
+        Some(AddressChange::Said(match (has_changed, is_own) {
             (false, true) => format!("{address} is an address of this host again"),
             (false, false) => format!("{address} is no address of this host any more"),
+            (true, true) if is_followed => format!(
+                "{address} is no address of this host any more, so that no answers to its translations arrive: waits for another one of `{}`",
+                self.outside
+            ),
             (true, true) => format!(
                 "{address} is no address of this host any more, so that no answers to its translations arrive: add it again (`ip addr \
                  add`), or end `vigie-forward` and start it again"
@@ -155,7 +180,7 @@ impl AddressWatch {
                 "{address} has become an address of this host, whose kernel resets translated connections: take it away (`ip addr \
                  del`), or end `vigie-forward` and start it again"
             ),
-        })
+        }))
     }
 }
 
@@ -195,6 +220,7 @@ fn address_of(hex: &str) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Ports;
 
     fn own(first: u16, last: u16) -> OwnAddress {
         let published = vec![(TransportProtocol::Tcp, 8080)];
@@ -215,15 +241,36 @@ mod tests {
         assert_eq!(shared(&(40000..=50000), range, "80,40000-45000,45002-50000"), Some(45001));
     }
 
+    fn watch(is_own: bool, is_followed: bool) -> AddressWatch {
+        let (address, ports) = ([10, 2, 0, 1].into(), Ports { first: 61000, last: 65535 });
+        AddressWatch::new(PublicSide { address, ports, is_own, is_followed }, "wan0".to_owned())
+    }
+
     /// Goal: each change of the address is told once. Method: an address that the host has at the start, and one that it has not.
     #[test]
     fn changes_of_the_address_are_told() {
         for is_own in [false, true] {
-            let mut watch = AddressWatch::new([10, 2, 0, 1].into(), is_own);
-            let mut said = |is_local| watch.check(is_local).is_some();
+            let mut watch = watch(is_own, false);
+            let other = Some([10, 2, 0, 7].into());
+            let mut said = |is_local| match watch.changed(is_local, other) {
+                Some(AddressChange::Moved(to)) => panic!("{to}"),
+                said => said.is_some(),
+            };
             let all = [is_own, !is_own, !is_own, is_own, is_own].map(&mut said);
             assert_eq!(all, [false, true, false, true, false]);
         }
+    }
+
+    /// Goal: an address that was not configured is followed once the host has it no more and the interface has another one. Method: the
+    /// interface has the same one, none, or another one.
+    #[test]
+    fn the_address_of_an_interface_is_followed() {
+        let (same, other) = ([10, 2, 0, 1].into(), [10, 2, 0, 7].into());
+        let mut watch = watch(true, true);
+        assert_eq!([same, other].map(|now| watch.changed(true, Some(now))), [None, None]);
+        assert!(matches!(watch.changed(false, None), Some(AddressChange::Said(_))));
+        assert_eq!(watch.changed(false, None), None, "once");
+        assert_eq!(watch.changed(false, Some(other)), Some(AddressChange::Moved(other)));
     }
 
     /// Goal: sockets that have one of the ports at this address are found, and no others. Method: lines as the kernel writes them.

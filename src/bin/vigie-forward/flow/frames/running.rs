@@ -9,7 +9,7 @@ use vigie::{
         host::{AsyncForwarder, Forwarder},
         packet::Port,
         pipeline::DropReason,
-        tables::{CounterSnapshot, NatTable, Prefix, Traffic, TrafficCounters},
+        tables::{CounterSnapshot, NatTable, Traffic, TrafficCounters},
     },
     spawn_blocking,
     via::link::merges_packets,
@@ -18,7 +18,7 @@ use vigie::{
 use super::{
     checks::{Claims, kernel_forwarding, merging},
     fullness::Fullness,
-    own_address::{AddressWatch, OwnAddress},
+    own_address::{AddressChange, AddressWatch, OwnAddress},
     program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
     state_file::StateFile,
@@ -28,7 +28,7 @@ use crate::{
     cli::FlowSide,
     flow::{Drained, Draining, Running},
     journal::log,
-    kernel::{Change, NetlinkCache, Target},
+    kernel::{Change, NetlinkCache},
     migration::Migration,
     stats::FlowReport,
 };
@@ -51,6 +51,8 @@ pub(super) struct FramesFlow {
     /// The public address, if this host has it itself.
     pub(super) own_address: Option<OwnAddress>,
     pub(super) address_watch: Option<AddressWatch>,
+    /// The address that it follows is another one.
+    pub(super) begins_anew: bool,
     /// The file that keeps translations.
     pub(super) state_file: Option<StateFile>,
     pub(super) fullness: Fullness,
@@ -257,9 +259,12 @@ impl Running for FramesFlow {
             self.refresh_at = now + REFRESH;
             self.watch_kernel();
             if let Some(watch) = &mut self.address_watch {
-                let target = cache.target(Prefix::host(watch.address().into()));
-                if let Some(said) = watch.check(target == Some(Target::Local)) {
-                    log(format!("flow `{}`: {said}", self.head.name));
+                match watch.check(cache) {
+                    Some(AddressChange::Said(said)) => {
+                        log(format!("flow `{}`: {said}", self.head.name));
+                    }
+                    Some(AddressChange::Moved(_)) => self.begins_anew = true,
+                    None => {}
                 }
             }
             let asked = cache.neighbours_to_ask(&self.tables.indices()).into_iter();
@@ -274,6 +279,10 @@ impl Running for FramesFlow {
             log(format!("flow `{}`: {said}", self.head.name));
         }
         self.migrate(now);
+    }
+
+    fn begins_anew(&mut self) -> bool {
+        std::mem::take(&mut self.begins_anew)
     }
 
     fn move_to(&mut self, side: FlowSide) -> Result<(), String> {

@@ -1,0 +1,119 @@
+//! The public side of translations: what was configured, and what this host says for the rest.
+
+use std::{fs, net::Ipv4Addr};
+
+use vigie::forward::tables::Prefix;
+
+use crate::{
+    config::{Nat, PORTS_DEFAULT, Ports, published_elsewhere, published_outside},
+    flow::FlowError,
+    kernel::{NetlinkCache, Target},
+};
+
+/// The address and the ports behind which inside hosts hide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PublicSide {
+    pub(super) address: Ipv4Addr,
+    pub(super) ports: Ports,
+    /// The address is one of this host.
+    pub(super) is_own: bool,
+    /// The address was not configured: it is the outside interface's, and changes with it.
+    pub(super) is_followed: bool,
+}
+
+impl PublicSide {
+    pub(super) fn of(nat: &Nat, cache: &NetlinkCache) -> Result<Self, FlowError> {
+        let outside = &nat.outside;
+        let own = cache.interface(outside).and_then(|found| cache.own(found.index).ipv4);
+        let address = nat.address.or(own).ok_or_else(|| {
+            FlowError::InvalidSetting(format!(
+                "interface `{outside}` has no address of IPv4 behind which to hide: give it one (`ip addr add`, or by DHCP before this \
+                 starts), or name a free one of its network (`address`)"
+            ))
+        })?;
+        let is_own = cache.target(Prefix::host(address.into())) == Some(Target::Local);
+        check_address(nat, (address, is_own), cache).map_err(FlowError::InvalidSetting)?;
+        let ports = nat.ports.unwrap_or_else(|| if is_own { own_ports() } else { PORTS_DEFAULT });
+        for one in &nat.publish {
+            published_elsewhere(one, address).map_err(FlowError::InvalidSetting)?;
+            published_outside(one, ports).map_err(FlowError::InvalidSetting)?;
+        }
+        Ok(Self { address, ports, is_own, is_followed: nat.address.is_none() })
+    }
+}
+
+/// Checks that an address is one host's, and one of the outside network if this host has not got it.
+fn check_address(
+    nat: &Nat,
+    (address, is_own): (Ipv4Addr, bool),
+    cache: &NetlinkCache,
+) -> Result<(), String> {
+    let networks = |name: &String| {
+        cache.interface(name).map_or(Vec::new(), |found| cache.networks(found.index))
+    };
+    for inside in &nat.inside {
+        let is_inside = |network: &Prefix| bounds(network).contains(&address);
+        if !is_own && networks(inside).iter().any(is_inside) {
+            return Err(format!(
+                "{address} is in a network behind `{inside}`: the public address is one of `{}`, or a free one of its network",
+                nat.outside
+            ));
+        }
+    }
+    for network in networks(&nat.outside) {
+        let bounds = bounds(&network);
+        if network.length_bits() < 31 && [bounds.start(), bounds.end()].contains(&&address) {
+            return Err(format!("{address} is the address of all hosts of {network}, not of one"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the first and the last address of a network of IPv4.
+fn bounds(network: &Prefix) -> std::ops::RangeInclusive<Ipv4Addr> {
+    let std::net::IpAddr::V4(address) = network.address() else {
+        return Ipv4Addr::BROADCAST..=Ipv4Addr::UNSPECIFIED;
+    };
+    let hosts = u32::MAX.checked_shr(network.length_bits().into()).unwrap_or(0);
+    let first = address.to_bits() & !hosts;
+    first.into()..=(first | hosts).into()
+}
+
+/// Returns the ports above those that the kernel gives to connections of the host's own.
+fn own_ports() -> Ports {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    above(&range).unwrap_or(PORTS_DEFAULT)
+}
+
+fn above(range: &str) -> Option<Ports> {
+    let last: u16 = range.split_whitespace().nth(1)?.parse().ok()?;
+    Some(Ports { first: last.checked_add(1)?, last: u16::MAX })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the ports above the kernel's own, if there are any. Method: settings as the kernel writes them.
+    #[test]
+    fn ports_are_above_the_kernels() {
+        assert_eq!(above("32768\t60999\n"), Some(Ports { first: 61000, last: 65535 }));
+        assert_eq!(above("1024\t65534\n"), Some(Ports { first: 65535, last: 65535 }));
+        assert_eq!([above("1024\t65535\n"), above("")], [None, None]);
+    }
+
+    /// Goal: the first and last address of networks of all lengths. Method: by hand.
+    #[test]
+    fn networks_have_bounds() {
+        let found = |text: &str| {
+            let bounds = bounds(&text.parse().expect("a network"));
+            (bounds.start().to_string(), bounds.end().to_string())
+        };
+        let pair = |first: &str, last: &str| (first.to_owned(), last.to_owned());
+        assert_eq!(found("10.2.0.0/24"), pair("10.2.0.0", "10.2.0.255"));
+        assert_eq!(found("10.2.0.4/31"), pair("10.2.0.4", "10.2.0.5"));
+        assert_eq!(found("10.2.0.4/32"), pair("10.2.0.4", "10.2.0.4"));
+        assert_eq!(found("0.0.0.0/0"), pair("0.0.0.0", "255.255.255.255"));
+        assert!(bounds(&"fd00::/8".parse().expect("a network")).is_empty());
+    }
+}
