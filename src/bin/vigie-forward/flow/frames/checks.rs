@@ -41,12 +41,12 @@ pub(super) fn check_rights(name: &str) -> Result<(), FlowError> {
 }
 
 /// Checks that the interfaces exist, and that the kernel does not forward between them as well. Also returns the public side of
-/// translations, and their ports if this host has the public address itself.
+/// translations.
 pub(super) fn check_interfaces(
     names: &[String],
     kind: &FlowKind,
     table: u32,
-) -> Result<(Vec<FlowInterface>, Option<PublicSide>, Option<OwnAddress>), FlowError> {
+) -> Result<(Vec<FlowInterface>, Option<PublicSide>), FlowError> {
     let cache = snapshot(table).map_err(|error| FlowError::Io {
         what: "asking the kernel for its interfaces".to_owned(),
         source: io::Error::other(error),
@@ -79,16 +79,28 @@ pub(super) fn check_interfaces(
         flow_interfaces.push(FlowInterface { name, index, is_pair, networks });
     }
 
-    let FlowKind::Nat(nat) = kind else { return Ok((flow_interfaces, None, None)) };
-    let public = PublicSide::of(nat, &cache)?;
-    let own_address = public.is_own.then(|| OwnAddress::new(nat, public)).transpose()?;
-    if public.is_own {
-        let PublicSide { address, ports, .. } = public;
-        log(format!(
-            "{address} is an address of this host, which its own connections share: ports {ports} are for translations"
-        ));
-    }
-    Ok((flow_interfaces, Some(public), own_address))
+    let public_side = match kind {
+        FlowKind::Nat(nat) => Some(PublicSide::of(nat, &cache)?),
+        _ => None,
+    };
+    Ok((flow_interfaces, public_side))
+}
+
+/// Checks the ports of translations, if this host has the public address itself.
+pub(super) fn check_own_address(
+    kind: &FlowKind,
+    public_side: Option<PublicSide>,
+) -> Result<Option<OwnAddress>, FlowError> {
+    let (FlowKind::Nat(nat), Some(public)) = (kind, public_side.filter(|public| public.is_own))
+    else {
+        return Ok(None);
+    };
+    let own_address = OwnAddress::new(nat, public)?;
+    log(format!(
+        "{} is an address of this host, which its own connections share: ports {} are for translations",
+        public.address, public.ports
+    ));
+    Ok(Some(own_address))
 }
 
 /// Interfaces that belong to this process, as long as it lives. The name of an abstract socket is one of its network

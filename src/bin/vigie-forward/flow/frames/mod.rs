@@ -43,7 +43,7 @@ use vigie::{
 };
 
 use self::{
-    checks::{Claims, check_interfaces, check_rights, claim},
+    checks::{Claims, check_interfaces, check_own_address, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
     fullness::Fullness,
     own_address::{AddressWatch, OwnAddress},
@@ -103,20 +103,10 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     let no_frames = || FlowError::InvalidSetting("a relay has no frames".to_owned());
     let frames = flow.kind.frames().ok_or_else(no_frames)?;
     check_rights(&flow.name)?;
-    let (routes, table) = match &flow.kind {
-        FlowKind::L3(l3) => (true, l3.table),
-        FlowKind::Nat(nat) => (true, nat.table),
-        FlowKind::L2(_) | FlowKind::Relay(_) => (false, TABLE_NONE),
-    };
-
-    if routes && frames.path == PathChoice::AfXdp {
-        return Err(FlowError::InvalidSetting(
-            "af-xdp takes all frames from the kernel, including ARP, and so finds no neighbours: use it for l2 only".to_owned(),
-        ));
-    }
-
+    let (routes, table) = routing(&flow.kind, frames)?;
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
-    let (flow_interfaces, public_side, own_address) = check_interfaces(&names, &flow.kind, table)?;
+    let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, table)?;
+    let own_address = check_own_address(&flow.kind, public_side)?;
     let claims = claim(&names)?;
     let fib = Fib::default();
     let questions = Arc::new(Questions::new());
@@ -179,6 +169,21 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     };
 
     Ok(Box::new(prepared))
+}
+
+/// Returns whether packets are routed, and by which table.
+fn routing(kind: &FlowKind, frames: &Frames) -> Result<(bool, u32), FlowError> {
+    let (routes, table) = match kind {
+        FlowKind::L3(l3) => (true, l3.table),
+        FlowKind::Nat(nat) => (true, nat.table),
+        FlowKind::L2(_) | FlowKind::Relay(_) => (false, TABLE_NONE),
+    };
+    if routes && frames.path == PathChoice::AfXdp {
+        return Err(FlowError::InvalidSetting(
+            "af-xdp takes all frames from the kernel, including ARP, and so finds no neighbours: use it for l2 only".to_owned(),
+        ));
+    }
+    Ok((routes, table))
 }
 
 /// Takes over the translations of before, if there is a file for them.
