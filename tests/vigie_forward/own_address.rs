@@ -228,8 +228,12 @@ fn the_address_of_the_interface_is_followed() {
         behind("10.2.0.1");
         network.router.run("ip addr del 10.2.0.1/24 dev rb");
         nat.until("waits for another one of `rb`");
+        // At the start this would be an error.
+        let socket = network.router.inside(|| UdpSocket::bind("0.0.0.0:61234").expect("free"));
         network.router.run("ip addr add 10.2.0.7/24 dev rb");
+        nat.until("udp port 61234 of 10.2.0.7 is for translations");
         nat.until("the address that it hides behind has changed");
+        drop(socket);
         behind("10.2.0.7");
         converse(&network.router, &network.server, "0.0.0.0:0", SERVER);
         assert_eq!(nat.end().code(), 0);
@@ -240,9 +244,14 @@ fn the_address_of_the_interface_is_followed() {
             assert!(ended.said.contains(expected), "{}", ended.said);
         };
         refused(&["--address", "10.1.0.9"], "10.1.0.9 is in a network behind `ra`");
-        for address in ["10.2.0.0", "10.2.0.255"] {
-            refused(&["--address", address], "is the address of all hosts of 10.2.0.0/24");
+        for address in ["10.2.0.0", "10.2.0.255", "10.1.0.255"] {
+            refused(&["--address", address], "is the address of all hosts of 10.");
         }
+        network.router.run("ip route add 10.0.0.0/8 via 10.1.0.2 dev ra");
+        refused(&["--address", "10.3.0.9"], "10.3.0.9 is in a network behind `ra`");
+        let nat = forward(network, &folder, &[&NAT[..], &["--address", "10.2.0.9"]].concat());
+        assert!(call(&network.caller(), SERVER, port).starts_with("10.2.0.9:"));
+        assert_eq!(nat.end().code(), 0);
         refused(&["--publish", "tcp:61001=10.1.0.2:80"], "port 61001 is published, but also");
         network.router.run("ip addr del 10.2.0.7/24 dev rb");
         refused(&[], "interface `rb` has no address of IPv4 behind which to hide");

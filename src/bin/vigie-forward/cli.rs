@@ -174,10 +174,10 @@ impl FlowSide {
 }
 
 const AFTER_HELP: &str = "\
-Rights: `relay` needs none, except to listen below port 1024. Programs at interfaces need CAP_BPF and \
-CAP_NET_ADMIN, packet sockets need CAP_NET_RAW. If a right is missing, the log names it and the path that is taken \
+Rights: `relay` needs none, except to listen below port 1024. Programs at interfaces need CAP_BPF, \
+CAP_NET_ADMIN and CAP_PERFMON, packet sockets need CAP_NET_RAW. If a right is missing, the log names it and the path that is taken \
 instead. After set-up, the process gives up all rights except those that it needs to attach again when an interface \
-returns (with --drop-all-rights: these too).
+returns or an address changes (with --drop-all-rights: these too).
 
 Times have a unit: 250ms, 10s, 5m, 1h 30m.
 

@@ -17,6 +17,7 @@ use thiserror::Error;
 use vigie::{
     BuildError, Flavor, Instant, JoinHandle, Runtime,
     detect::{Server, clock::monotonic_now},
+    forward::tables::Prefix,
     net::UnixListener,
     spawn_blocking, spawn_local,
     time::{sleep, timeout_at},
@@ -24,7 +25,7 @@ use vigie::{
 
 use crate::{
     cli::FlowSide,
-    config::{Config, EndpointUri, FlowConfig, FlowKind, Process},
+    config::{Config, EndpointUri, FlowConfig, FlowKind, Inside, Process},
     flow::{self, Drained, Draining, FlowError, Listener, Prepared, Running, StartContext},
     journal::{counted, log},
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
@@ -58,7 +59,7 @@ pub(crate) enum InstanceEvent {
     /// The file is to be read again.
     Reload,
     /// A flow begins anew, since this host has changed; not for the first time if that has failed before.
-    BeginAnew { flow: String, is_retry: bool },
+    BeginAnew { flow: String, inside: Vec<Prefix>, is_retry: bool },
     /// A signal that ends the process.
     Signal { name: &'static str, number: u8 },
     /// A flow has ended unexpectedly.
@@ -519,18 +520,24 @@ impl Instance {
             let _ = task.await;
         }
         for flow in others {
-            let begun = self.begin(&flow).await;
-            self.note_begun(&flow.name, begun);
+            match self.begin(&flow).await {
+                // Its interface may be without an address just now.
+                Err(error) if matches!(&flow.kind, FlowKind::Nat(nat) if nat.address.is_none()) => {
+                    log(format!("SIGHUP: {error}; tries again every {AGAIN_EVERY:?}"));
+                    self.begin_later(flow.name, Vec::new());
+                }
+                begun => self.note_begun(&flow.name, begun),
+            }
         }
         log(format!("SIGHUP: flows: {kept} unchanged, {ended} ended, {begun} new"));
     }
 
     /// Ends a flow and begins it with the same settings. If that fails, it is tried again.
-    async fn begin_anew(&mut self, name: String, is_retry: bool) {
+    async fn begin_anew(&mut self, name: String, inside: Vec<Prefix>, is_retry: bool) {
         let flow = self.source.config.flows.iter().find(|one| one.name == name).cloned();
         let is_running = self.shared.flows.borrow().iter().any(|one| one.name == name);
         // A reload may have come first.
-        let Some(flow) = flow.filter(|_| is_running != is_retry) else { return };
+        let Some(mut flow) = flow.filter(|_| is_running != is_retry) else { return };
         if !HeldRights::now().has(Right::NetRaw) {
             return log(format!(
                 "flow `{name}`: the address that it hides behind has changed, and the rights to begin anew were given up \
@@ -541,18 +548,29 @@ impl Instance {
         for task in self.end_named(std::slice::from_ref(&name), deadline) {
             let _ = task.await;
         }
-        match self.begin(&flow).await {
+        if let FlowKind::Nat(nat) = &mut flow.kind
+            && nat.from.is_empty()
+        {
+            nat.from = inside.iter().copied().map(Inside).collect();
+        }
+        let prepared = flow::prepare_anew(&flow);
+        let prepared = prepared.map_err(|error| InstanceError::of_flow(&flow, error));
+        match prepared.and_then(|prepared| self.start_beside(&flow, prepared)) {
             Ok(()) => log(format!("flow `{name}`: the address that it hides behind has changed")),
             Err(error) => {
                 log(format!("{error}; tries again every {AGAIN_EVERY:?}, and does not forward"));
-                let mailbox = Rc::clone(&self.mailbox);
-                spawn_local(async move {
-                    sleep(AGAIN_EVERY).await;
-                    mailbox.post(InstanceEvent::BeginAnew { flow: name, is_retry: true });
-                })
-                .detach();
+                self.begin_later(name, inside);
             }
         }
+    }
+
+    fn begin_later(&self, flow: String, inside: Vec<Prefix>) {
+        let mailbox = Rc::clone(&self.mailbox);
+        spawn_local(async move {
+            sleep(AGAIN_EVERY).await;
+            mailbox.post(InstanceEvent::BeginAnew { flow, inside, is_retry: true });
+        })
+        .detach();
     }
 
     fn note_begun(&mut self, name: &str, begun: Result<(), InstanceError>) {
@@ -671,8 +689,9 @@ impl Instance {
                     self.reload().await;
                     self.manager.ready(&self.status());
                 }
-                InstanceEvent::BeginAnew { flow, is_retry } => {
-                    self.begin_anew(flow, is_retry).await;
+                InstanceEvent::BeginAnew { flow, inside, is_retry } => {
+                    self.begin_anew(flow, inside, is_retry).await;
+                    self.manager.ready(&self.status());
                 }
                 InstanceEvent::Signal { name, .. } => {
                     log(format!(
@@ -760,8 +779,9 @@ async fn tick(shared: Rc<InstanceState>, mailbox: Rc<Mailbox<InstanceEvent>>) {
         let cache = routes.as_ref().map(|(cache, _)| cache);
         for NamedFlow { name, flow, .. } in shared.flows.borrow_mut().iter_mut() {
             flow.tick(cache, monotonic_now());
-            if flow.begins_anew() {
-                mailbox.post(InstanceEvent::BeginAnew { flow: name.clone(), is_retry: false });
+            if let Some(inside) = flow.begins_anew() {
+                let flow = name.clone();
+                mailbox.post(InstanceEvent::BeginAnew { flow, inside, is_retry: false });
             }
         }
     }

@@ -23,13 +23,17 @@ use std::{
 use thiserror::Error;
 use vigie::{
     Instant, Runtime,
-    forward::relay::{RelayListener, UdpRelayListener},
+    forward::{
+        relay::{RelayListener, UdpRelayListener},
+        tables::Prefix,
+    },
 };
 
 use crate::{
     cli::FlowSide,
     config::{EndpointUri, FlowConfig, FlowKind},
     instance::InstanceEvent,
+    journal::log,
     kernel::{Change, NetlinkCache},
     mailbox::Mailbox,
     privileges::Right,
@@ -142,9 +146,10 @@ pub(crate) trait Running {
     /// Does periodic work; called a few times a second.
     fn tick(&mut self, _cache: Option<&NetlinkCache>, _now: Instant) {}
 
-    /// Returns whether it should end and begin anew by the same settings, since this host has changed. True once for each change.
-    fn begins_anew(&mut self) -> bool {
-        false
+    /// Says once for each such change of this host that it should end and begin anew by the same settings, with these networks inside,
+    /// which may not all be reached at the moment.
+    fn begins_anew(&mut self) -> Option<Vec<Prefix>> {
+        None
     }
 
     /// Reads files again, such as certificates.
@@ -192,6 +197,34 @@ pub(crate) fn prepare(
 ) -> Result<Box<dyn Prepared>, FlowError> {
     match &flow.kind {
         FlowKind::Relay(relay) => relay::prepare(&flow.name, relay, streams, listener),
-        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => frames::prepare(flow),
+        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => {
+            frames::prepare(flow, FlowStart::First)
+        }
+    }
+}
+
+/// As [`prepare`], of a flow of frames that has ended to begin anew.
+pub(crate) fn prepare_anew(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError> {
+    frames::prepare(flow, FlowStart::Anew)
+}
+
+/// Whether a flow begins for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FlowStart {
+    First,
+    /// It has ended to begin anew: what is only logged while a flow runs does not keep it from that.
+    Anew,
+}
+
+impl FlowStart {
+    /// Refuses a first start for this reason; logs it otherwise.
+    fn refuse(self, reason: String) -> Result<(), FlowError> {
+        match self {
+            Self::First => Err(FlowError::InvalidSetting(reason)),
+            Self::Anew => {
+                log(reason);
+                Ok(())
+            }
+        }
     }
 }

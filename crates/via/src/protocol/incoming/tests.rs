@@ -409,6 +409,26 @@ fn a_message_is_given_back() {
     }
 }
 
+/// Goal: a receive of a message that was asked for before asks no second time, and one of fewer bytes than came says so. Method: by hand.
+#[test]
+fn what_was_asked_for_is_not_asked_for_again() {
+    for granted in [0, 100] {
+        let mut engine = lone();
+        engine.peers[1].has_paused = true;
+        let receive = ReceiveRequest::new(tagged(1), ReceiveState::Posted { node: 0 });
+        let request = engine.requests.insert(RequestEntry::Receive(receive));
+        let mut message = IncomingMessage::new(label(1), 0, 77, 100);
+        (message.is_announced, message.granted) = (true, granted);
+        let key = engine.messages.insert(message);
+        engine.matched(key, request);
+        assert_eq!(told(&mut engine).len(), usize::from(granted == 0));
+    }
+    let mut engine = lone();
+    eager(&mut engine, ReceiveInterest::Nothing, 2);
+    let received = engine.receive_unexpected(&tagged(2), &mut [0; 3][..]).flatten();
+    assert!(received.is_some_and(|status| status.is_truncated() && status.length == 5));
+}
+
 /// Goal: the same for a whole message, of few bytes or many, which is not among the engine's messages. Method: one by one.
 #[test]
 fn a_whole_message_is_given_back() {

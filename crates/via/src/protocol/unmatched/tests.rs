@@ -118,6 +118,13 @@ fn announced_messages_come_ahead() {
         assert_eq!((pair.engine(0).kept(), pair.engine(1).kept()), (0, 0));
         let peer = &pair.engine(1).peers[0];
         assert_eq!((peer.parked_bytes, peer.parked_messages, peer.announced_in), (0, 0, 0));
+        assert_eq!(pair.engine(0).peers[1].announced_out, 0);
+
+        // What was announced before the sender heard that it may go on comes at once, too.
+        pair.engine(0).peers[1].is_paused = true;
+        assert!(send(&mut pair, 40, SendMode::Standard).is_none());
+        settle(&mut pair);
+        assert_eq!(arrived(&mut pair), 1);
     }
 }
 
@@ -262,7 +269,7 @@ fn a_whole_message_can_become_a_request() {
     }
     assert_eq!(engine.kept(), 0);
     let peer = &engine.peers[0];
-    assert_eq!((peer.parked_bytes, peer.parked_messages), (0, 0));
+    assert_eq!((peer.parked_bytes, peer.parked_messages, peer.taken), (0, 0, 4));
 }
 
 /// Goal: a context is idle only without a whole message. Method: one comes, is forgotten with its context.
@@ -338,6 +345,8 @@ fn an_index_stays_while_the_peer_is_asked() {
     }
     assert_eq!(pair.engine(0).cancel_send(id), CancelState::Asked);
     pair.engine(0).drop_send(id);
+    let now = pair.network.now();
+    pair.engine(0).progress(now);
     let other = pair.begin(2, SendMode::Synchronous, 10);
     assert_ne!(other.0.index(), id.0.index());
     let waiting = pair.engine(0).peers[1].controls.back().copied();

@@ -15,7 +15,7 @@ use vigie::via::link::merges_packets;
 use super::{own_address::OwnAddress, program::FlowInterface, public_side::PublicSide};
 use crate::{
     config::FlowKind,
-    flow::FlowError,
+    flow::{FlowError, FlowStart},
     journal::log,
     kernel::snapshot,
     privileges::{HeldRights, Right, listed},
@@ -45,7 +45,7 @@ pub(super) fn check_rights(name: &str) -> Result<(), FlowError> {
 pub(super) fn check_interfaces(
     names: &[String],
     kind: &FlowKind,
-    table: u32,
+    (table, start): (u32, FlowStart),
 ) -> Result<(Vec<FlowInterface>, Option<PublicSide>), FlowError> {
     let cache = snapshot(table).map_err(|error| FlowError::Io {
         what: "asking the kernel for its interfaces".to_owned(),
@@ -65,11 +65,11 @@ pub(super) fn check_interfaces(
             )));
         }
         if !matches!(kind, FlowKind::L2(_)) {
-            check_kernel_forwarding(name)?;
+            check_kernel_forwarding(name, start)?;
         }
         // Drivers without flags merge nothing.
         if merges_packets(name).unwrap_or(false) {
-            return Err(FlowError::InvalidSetting(merging(name)));
+            start.refuse(merging(name))?;
         }
         if !interface.is_up {
             log(format!("interface {name} is down or has no carrier: waiting for it"));
@@ -90,12 +90,13 @@ pub(super) fn check_interfaces(
 pub(super) fn check_own_address(
     kind: &FlowKind,
     public_side: Option<PublicSide>,
+    start: FlowStart,
 ) -> Result<Option<OwnAddress>, FlowError> {
     let (FlowKind::Nat(nat), Some(public)) = (kind, public_side.filter(|public| public.is_own))
     else {
         return Ok(None);
     };
-    let own_address = OwnAddress::new(nat, public)?;
+    let own_address = OwnAddress::new(nat, public, start)?;
     log(format!(
         "{} is an address of this host, which its own connections share: ports {} are for translations",
         public.address, public.ports
@@ -152,14 +153,13 @@ pub(super) fn merging(name: &str) -> String {
 }
 
 /// The kernel also sees the frames of a packet socket: if both forward, everything arrives twice.
-fn check_kernel_forwarding(name: &str) -> Result<(), FlowError> {
-    match kernel_forwarding(name) {
-        None => Ok(()),
-        Some(setting) => Err(FlowError::InvalidSetting(format!(
+fn check_kernel_forwarding(name: &str, start: FlowStart) -> Result<(), FlowError> {
+    kernel_forwarding(name).map_or(Ok(()), |setting| {
+        start.refuse(format!(
             "the kernel forwards packets from `{name}` too, so every packet would be sent twice: turn that off (`sysctl \
              -w {setting}=0`)"
-        ))),
-    }
+        ))
+    })
 }
 
 /// Returns the setting by which the kernel forwards from an interface, if it does.

@@ -36,7 +36,7 @@ use vigie::{
         icmp::IcmpErrorSender,
         packet::Port,
         pipeline::{OnFull, Pipeline, Stage},
-        tables::{Fib, NatEndpoint, NatFlow, NatTable},
+        tables::{Fib, NatEndpoint, NatFlow, NatTable, Prefix},
     },
     spawn_local,
     via::link::{BackEnd, EtherType, Link, LinkBuilder, LinkEvent, OpenError},
@@ -53,7 +53,7 @@ use self::{
     state_file::StateFile,
     tables::Tables,
 };
-use super::{FlowError, Prepared, Running, StartContext};
+use super::{FlowError, FlowStart, Prepared, Running, StartContext};
 use crate::{
     cli::FlowSide,
     config::{FlowConfig, FlowKind, Frames, PathChoice, SegmentsChoice, WaitMode},
@@ -89,6 +89,7 @@ struct PreparedFrames {
     nat: Option<NatTable>,
     own_address: Option<OwnAddress>,
     address_watch: Option<AddressWatch>,
+    inside: Vec<Prefix>,
     state_file: Option<StateFile>,
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
@@ -99,14 +100,14 @@ struct PreparedFrames {
 const TABLE_NONE: u32 = 0;
 
 /// Opens the interfaces.
-pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError> {
+pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Prepared>, FlowError> {
     let no_frames = || FlowError::InvalidSetting("a relay has no frames".to_owned());
     let frames = flow.kind.frames().ok_or_else(no_frames)?;
     check_rights(&flow.name)?;
     let (routes, table) = routing(&flow.kind, frames)?;
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
-    let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, table)?;
-    let own_address = check_own_address(&flow.kind, public_side)?;
+    let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, (table, start))?;
+    let own_address = check_own_address(&flow.kind, public_side, start)?;
     let claims = claim(&names)?;
     let fib = Fib::default();
     let questions = Arc::new(Questions::new());
@@ -143,11 +144,11 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     let public = PublicAddress::of(&flow.kind, own_address.as_ref());
     let forwarder = with_links(builder, &names, frames, (&flow.kind, public), program.as_ref());
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &names))?;
-    let (nat, address_watch) = match work {
-        Forwarding::Translate { table, nat, public, .. } => {
-            (Some(table), Some(AddressWatch::new(public, nat.outside)))
+    let (nat, address_watch, inside) = match work {
+        Forwarding::Translate { table, nat, public, inside, .. } => {
+            (Some(table), Some(AddressWatch::new(public, nat.outside)), inside)
         }
-        Forwarding::Wire | Forwarding::Route => (None, None),
+        Forwarding::Wire | Forwarding::Route => (None, None, Vec::new()),
     };
 
     let frames = frames.clone();
@@ -162,6 +163,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
         nat,
         own_address,
         address_watch,
+        inside,
         state_file,
         questions,
         program,
@@ -450,6 +452,7 @@ impl Prepared for PreparedFrames {
             nat: self.nat,
             own_address: self.own_address,
             address_watch: self.address_watch,
+            inside: self.inside,
             begins_anew: false,
             state_file: self.state_file,
             fullness: Fullness::default(),

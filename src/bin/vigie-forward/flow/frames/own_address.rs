@@ -12,10 +12,10 @@ use vigie::{
     forward::{nic::TakenPorts, tables::Prefix},
 };
 
-use super::public_side::PublicSide;
+use super::public_side::{PublicSide, of_interface};
 use crate::{
     config::{Nat, TransportProtocol},
-    flow::FlowError,
+    flow::{FlowError, FlowStart},
     kernel::{NetlinkCache, Target},
 };
 
@@ -37,7 +37,7 @@ const TIME_WAIT: u8 = 6;
 
 impl OwnAddress {
     /// Checks that the kernel gives none of the ports to its own connections, and that no socket has one.
-    pub(super) fn new(nat: &Nat, public: PublicSide) -> Result<Self, FlowError> {
+    pub(super) fn new(nat: &Nat, public: PublicSide, start: FlowStart) -> Result<Self, FlowError> {
         let published = nat.publish.iter().map(|one| (one.transport, one.port)).collect();
         let ports = public.ports.first..=public.ports.last;
         let (next_check, was_used) = (None, false);
@@ -55,17 +55,15 @@ impl OwnAddress {
         {
             let Some(port) = shared(&ports, &ephemeral, &reserved) else { continue };
             let ephemeral = ephemeral.split_whitespace().collect::<Vec<_>>().join(" to ");
-            return Err(FlowError::InvalidSetting(format!(
+            start.refuse(format!(
                 "{} is an address of this host, whose kernel gives port {port} of {named} (`ports`, `publish`) to connections of its \
                  own: choose ports outside of net.ipv4.ip_local_port_range ({ephemeral}), as in 61000-65535, or reserve them \
                  (`sysctl -w net.ipv4.ip_local_reserved_ports={named}`)",
                 public.address
-            )));
+            ))?;
         }
-        match own.used_by_host() {
-            None => Ok(own),
-            Some(used) => Err(FlowError::InvalidSetting(used)),
-        }
+        own.used_by_host().map_or(Ok(()), |used| start.refuse(used))?;
+        Ok(own)
     }
 
     /// Returns what a program keeps from the kernel.
@@ -131,6 +129,8 @@ pub(super) struct AddressWatch {
     /// The interface whose address it is.
     outside: String,
     has_changed: bool,
+    /// The other address that the interface had at the last check, and whether that was told.
+    other: Option<(Ipv4Addr, bool)>,
 }
 
 /// What a change of the address asks for.
@@ -139,27 +139,32 @@ pub(super) enum AddressChange {
     /// Only to say so.
     Said(String),
     /// The flow begins anew, with another address.
-    Moved(Ipv4Addr),
+    Moved,
 }
 
 impl AddressWatch {
     pub(super) const fn new(public: PublicSide, outside: String) -> Self {
-        Self { public, outside, has_changed: false }
+        Self { public, outside, has_changed: false, other: None }
     }
 
     pub(super) fn check(&mut self, cache: &NetlinkCache) -> Option<AddressChange> {
         let target = cache.target(Prefix::host(self.public.address.into()));
-        let outside = cache.interface(&self.outside);
-        let now = outside.and_then(|found| cache.own(found.index).ipv4);
-        self.changed(target == Some(Target::Local), now)
+        self.changed(target == Some(Target::Local), of_interface(&self.outside, cache))
     }
 
     /// Returns what has changed; `is_local` says whether this host has the address now, and `outside` is what the outside interface has.
     fn changed(&mut self, is_local: bool, outside: Option<Ipv4Addr>) -> Option<AddressChange> {
         let PublicSide { address, is_own, is_followed, .. } = self.public;
-        let moved = outside.filter(|other| is_followed && !is_local && *other != address);
-        if let Some(other) = moved {
-            return Some(AddressChange::Moved(other));
+        let other = outside.filter(|other| is_followed && *other != address);
+        let before = std::mem::replace(&mut self.other, other.map(|other| (other, false)));
+        if let Some(other) = other
+            && let Some((same, is_told)) = before.filter(|(same, _)| *same == other)
+        {
+            // It is there to stay, for an interval at least.
+            self.other = Some((same, true));
+            if !is_told {
+                return Some(AddressChange::Moved);
+            }
         }
         let has_changed = is_local != is_own;
         if has_changed == std::mem::replace(&mut self.has_changed, has_changed) {
@@ -253,7 +258,7 @@ mod tests {
             let mut watch = watch(is_own, false);
             let other = Some([10, 2, 0, 7].into());
             let mut said = |is_local| match watch.changed(is_local, other) {
-                Some(AddressChange::Moved(to)) => panic!("{to}"),
+                Some(AddressChange::Moved) => panic!("it is not followed"),
                 said => said.is_some(),
             };
             let all = [is_own, !is_own, !is_own, is_own, is_own].map(&mut said);
@@ -261,16 +266,22 @@ mod tests {
         }
     }
 
-    /// Goal: an address that was not configured is followed once the host has it no more and the interface has another one. Method: the
-    /// interface has the same one, none, or another one.
+    /// Goal: an address that was not configured is followed once the interface has had another one at two checks, which is told once.
+    /// Method: the interface has the same one, none, another one for a moment, and others that stay.
     #[test]
     fn the_address_of_an_interface_is_followed() {
-        let (same, other) = ([10, 2, 0, 1].into(), [10, 2, 0, 7].into());
+        let at = |last| Some(Ipv4Addr::new(10, 2, 0, last));
         let mut watch = watch(true, true);
-        assert_eq!([same, other].map(|now| watch.changed(true, Some(now))), [None, None]);
-        assert!(matches!(watch.changed(false, None), Some(AddressChange::Said(_))));
+        let is_said = |found| matches!(found, Some(AddressChange::Said(_)));
+        assert_eq!(watch.changed(true, at(1)), None);
+        assert!(is_said(watch.changed(false, None)));
         assert_eq!(watch.changed(false, None), None, "once");
-        assert_eq!(watch.changed(false, Some(other)), Some(AddressChange::Moved(other)));
+        assert_eq!(watch.changed(false, at(7)), None, "perhaps for a moment");
+        assert!(is_said(watch.changed(true, at(1))));
+        for last in [7, 8] {
+            let found = [(); 4].map(|()| watch.changed(true, at(last)));
+            assert_eq!(found, [None, Some(AddressChange::Moved), None, None]);
+        }
     }
 
     /// Goal: sockets that have one of the ports at this address are found, and no others. Method: lines as the kernel writes them.

@@ -10,6 +10,9 @@ use crate::{
     kernel::{NetlinkCache, Target},
 };
 
+/// Fewer ports are no default: the host shares them among all.
+const PORTS_MIN: u16 = 1000;
+
 /// The address and the ports behind which inside hosts hide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PublicSide {
@@ -24,14 +27,17 @@ pub(super) struct PublicSide {
 impl PublicSide {
     pub(super) fn of(nat: &Nat, cache: &NetlinkCache) -> Result<Self, FlowError> {
         let outside = &nat.outside;
-        let own = cache.interface(outside).and_then(|found| cache.own(found.index).ipv4);
-        let address = nat.address.or(own).ok_or_else(|| {
+        let is_local = |address: &Ipv4Addr| {
+            cache.target(Prefix::host((*address).into())) == Some(Target::Local)
+        };
+        let of_interface = || of_interface(outside, cache).filter(is_local);
+        let address = nat.address.or_else(of_interface).ok_or_else(|| {
             FlowError::InvalidSetting(format!(
                 "interface `{outside}` has no address of IPv4 behind which to hide: give it one (`ip addr add`, or by DHCP before this \
                  starts), or name a free one of its network (`address`)"
             ))
         })?;
-        let is_own = cache.target(Prefix::host(address.into())) == Some(Target::Local);
+        let is_own = is_local(&address);
         check_address(nat, (address, is_own), cache).map_err(FlowError::InvalidSetting)?;
         let ports = nat.ports.unwrap_or_else(|| if is_own { own_ports() } else { PORTS_DEFAULT });
         for one in &nat.publish {
@@ -40,6 +46,12 @@ impl PublicSide {
         }
         Ok(Self { address, ports, is_own, is_followed: nat.address.is_none() })
     }
+}
+
+/// Returns the address that an interface has, of the widest scope and the first of those. One of 169.254.0.0/16 reaches no other network.
+pub(super) fn of_interface(name: &str, cache: &NetlinkCache) -> Option<Ipv4Addr> {
+    let own = cache.own(cache.interface(name)?.index).ipv4;
+    own.filter(|address| !address.is_link_local())
 }
 
 /// Checks that an address is one host's, and one of the outside network if this host has not got it.
@@ -51,18 +63,28 @@ fn check_address(
     let networks = |name: &String| {
         cache.interface(name).map_or(Vec::new(), |found| cache.networks(found.index))
     };
+    // The length of the most specific network by which an interface reaches the address.
+    let reaches = |name: &String| {
+        let networks = networks(name).into_iter();
+        let found = networks.filter(|network| bounds(network).contains(&address));
+        found.map(|network| network.length_bits()).max()
+    };
+    let by_outside = reaches(&nat.outside);
     for inside in &nat.inside {
-        let is_inside = |network: &Prefix| bounds(network).contains(&address);
-        if !is_own && networks(inside).iter().any(is_inside) {
+        if !is_own && reaches(inside) > by_outside {
             return Err(format!(
                 "{address} is in a network behind `{inside}`: the public address is one of `{}`, or a free one of its network",
                 nat.outside
             ));
         }
     }
-    for network in networks(&nat.outside) {
+    let on_link = |network: &Prefix| {
+        matches!(cache.target(*network), Some(Target::Via { gateway: None, .. }))
+    };
+    let all = nat.inside.iter().chain([&nat.outside]).flat_map(networks);
+    for network in all.filter(on_link).filter(|network| network.length_bits() < 31) {
         let bounds = bounds(&network);
-        if network.length_bits() < 31 && [bounds.start(), bounds.end()].contains(&&address) {
+        if [bounds.start(), bounds.end()].contains(&&address) {
             return Err(format!("{address} is the address of all hosts of {network}, not of one"));
         }
     }
@@ -87,7 +109,7 @@ fn own_ports() -> Ports {
 
 fn above(range: &str) -> Option<Ports> {
     let last: u16 = range.split_whitespace().nth(1)?.parse().ok()?;
-    Some(Ports { first: last.checked_add(1)?, last: u16::MAX })
+    (last <= u16::MAX - PORTS_MIN).then(|| Ports { first: last + 1, last: u16::MAX })
 }
 
 #[cfg(test)]
@@ -98,8 +120,8 @@ mod tests {
     #[test]
     fn ports_are_above_the_kernels() {
         assert_eq!(above("32768\t60999\n"), Some(Ports { first: 61000, last: 65535 }));
-        assert_eq!(above("1024\t65534\n"), Some(Ports { first: 65535, last: 65535 }));
-        assert_eq!([above("1024\t65535\n"), above("")], [None, None]);
+        assert_eq!(above("1024\t64535\n"), Some(Ports { first: 64536, last: 65535 }));
+        assert_eq!([above("1024\t64536\n"), above("1024\t65535\n"), above("")], [None; 3]);
     }
 
     /// Goal: the first and last address of networks of all lengths. Method: by hand.

@@ -9,7 +9,7 @@ use vigie::{
         host::{AsyncForwarder, Forwarder},
         packet::Port,
         pipeline::DropReason,
-        tables::{CounterSnapshot, NatTable, Traffic, TrafficCounters},
+        tables::{CounterSnapshot, NatTable, Prefix, Traffic, TrafficCounters},
     },
     spawn_blocking,
     via::link::merges_packets,
@@ -51,6 +51,8 @@ pub(super) struct FramesFlow {
     /// The public address, if this host has it itself.
     pub(super) own_address: Option<OwnAddress>,
     pub(super) address_watch: Option<AddressWatch>,
+    /// The networks whose addresses are translated.
+    pub(super) inside: Vec<Prefix>,
     /// The address that it follows is another one.
     pub(super) begins_anew: bool,
     /// The file that keeps translations.
@@ -263,7 +265,7 @@ impl Running for FramesFlow {
                     Some(AddressChange::Said(said)) => {
                         log(format!("flow `{}`: {said}", self.head.name));
                     }
-                    Some(AddressChange::Moved(_)) => self.begins_anew = true,
+                    Some(AddressChange::Moved) => self.begins_anew = true,
                     None => {}
                 }
             }
@@ -281,8 +283,8 @@ impl Running for FramesFlow {
         self.migrate(now);
     }
 
-    fn begins_anew(&mut self) -> bool {
-        std::mem::take(&mut self.begins_anew)
+    fn begins_anew(&mut self) -> Option<Vec<Prefix>> {
+        std::mem::take(&mut self.begins_anew).then(|| self.inside.clone())
     }
 
     fn move_to(&mut self, side: FlowSide) -> Result<(), String> {
