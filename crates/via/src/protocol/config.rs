@@ -101,8 +101,8 @@ impl EngineConfig {
         /// matches it, or when half of what is kept has been received. Default 4 MiB.
         unexpected_bytes_max: u64,
 
-        /// Sets the number of such messages beyond which their peer is told to pause: each takes some 300 bytes of heap beside its own.
-        /// Default 262 144.
+        /// Sets the number of such messages beyond which their peer is told to pause, zero or more. Each takes 64 bytes of heap beside its
+        /// own, and some 300 if it has not wholly arrived. Default 262 144.
         unexpected_messages_max: u32,
 
         /// Sets the number of messages of one peer that may be announced and not matched, 1 to 1 048 576: some 300 bytes of heap each. Beyond,
