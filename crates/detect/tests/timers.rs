@@ -179,7 +179,8 @@ fn a_deadline_rings_for_nobody() {
     let server = Server::new(Flavor::UserLevel).expect("an epoll");
     let mut driver = server.driver();
     let now = server.now();
-    let [soon, late] = [Duration::from_millis(1), Duration::from_secs(3600)];
+    // Not so soon that it has passed before it is waited for.
+    let [soon, late] = [Duration::from_millis(100), Duration::from_secs(3600)];
     let mut waits = [soon, late].map(|time| Box::pin(server.timers().wait_owned(now + time)));
     let mut context = Context::from_waker(Waker::noop());
     for wait in &mut waits {

@@ -111,6 +111,8 @@ fn a_record_tells_what_happened() {
             }
             TraceEventKind::Fault { index, what } => faults.push((*index, what.as_str())),
             TraceEventKind::Node(_) | TraceEventKind::Healed { .. } => {}
+            // On a busy machine a poll may wait for the kernel's locks.
+            TraceEventKind::Escaped { what } if what.contains("waited in the kernel") => {}
             kind => panic!("{kind}"),
         }
     }

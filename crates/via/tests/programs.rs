@@ -169,8 +169,8 @@ fn run_as_tasks<P: Provider>(
         for task in tasks {
             task.await.expect("no panic");
         }
-        for endpoint in endpoints {
-            // A rank that is here no longer answers.
+        // All are kept until then: a rank that is gone acknowledges nothing.
+        for endpoint in &endpoints {
             while !endpoint.with(|engine| engine.has_all_left()) {
                 yield_now().await;
             }

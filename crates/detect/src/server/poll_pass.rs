@@ -41,24 +41,34 @@ pub(super) const TRIES_MAX: u32 = 1_000;
 
 impl ServerShared {
     /// Takes the driver's lock for a host that wants to sleep, if at most `sleepers_max` may. Waits for a host that only
-    /// polls, which holds the lock for a few microseconds: sleeping elsewhere because of it would leave the poller
-    /// unwatched.
+    /// polls, which holds the lock for a few microseconds, or until it has its core again: sleeping elsewhere because of it would leave the
+    /// poller unwatched, since that host may be about to sleep elsewhere because of this one.
     pub(super) fn driver_to_sleep(&self, sleepers_max: u32) -> Option<MutexGuard<'_, DriverState>> {
         for _ in 0..TRIES_MAX {
             let driver = try_lock(&self.driver);
             // More can park only under the lock.
-            let parked_count = self.park_state.parked_count();
-            if parked_count >= sleepers_max || parked_count > 0 && !self.may_share(self.now()) {
+            if !self.has_place(sleepers_max) {
                 return None;
             }
             if let Some(driver) = driver {
-                // A watcher would lose its calls to another host, which does not run what the watcher was
-                // called for.
-                return (parked_count == 0 || driver.is_shared).then_some(driver);
+                return self.may_sleep_with(&driver).then_some(driver);
             }
             std::hint::spin_loop();
         }
-        None
+        let driver = lock(&self.driver);
+        (self.has_place(sleepers_max) && self.may_sleep_with(&driver)).then_some(driver)
+    }
+
+    /// Returns whether one more host may sleep in the poller.
+    fn has_place(&self, sleepers_max: u32) -> bool {
+        let parked_count = self.park_state.parked_count();
+        parked_count == 0 || parked_count < sleepers_max && self.may_share(self.now())
+    }
+
+    /// Returns whether those that sleep in the poller share it. A watcher would lose its calls to another host, which does not run what the
+    /// watcher was called for.
+    fn may_sleep_with(&self, driver: &DriverState) -> bool {
+        driver.is_shared || !self.park_state.is_parked()
     }
 }
 

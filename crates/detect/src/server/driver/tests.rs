@@ -150,3 +150,20 @@ fn a_flood_of_timers_leaves_time() {
     let _ = driver.detect();
     assert_eq!(driver.prepare(), Ok(Some(clock.now())), "a burst again");
 }
+
+/// Goal: a host that wants to sleep waits for another one that holds the driver's lock, also if that has no core for a while: else both might
+/// sleep elsewhere. Method: the lock is held for as long as many attempts take, while no host sleeps.
+#[test]
+fn a_lock_that_is_held_for_long_is_waited_for() {
+    let server = Server::new(Flavor::Hybrid).expect("a server");
+    let (mut driver, until) = (server.driver(), server.now());
+    let shared = Arc::clone(&driver.shared);
+    let held = lock(&shared.driver);
+    let host = std::thread::spawn(move || driver.park(Some(until)));
+    for _ in 0..10_000 {
+        std::thread::yield_now();
+    }
+    assert!(!host.is_finished());
+    drop(held);
+    assert_ne!(host.join().expect("no panic"), Detected::Busy);
+}
