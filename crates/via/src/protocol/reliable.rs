@@ -8,7 +8,7 @@
 
 use std::{collections::VecDeque, io::IoSlice, time::Duration};
 
-use crc32c::crc32c;
+use crc_fast::crc32_iscsi as crc32c;
 use vigie_detect::Instant;
 
 use super::{

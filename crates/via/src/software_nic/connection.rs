@@ -7,9 +7,9 @@ use super::{
     inbound::Inbound,
     mtu_discovery::MtuDiscovery,
     outbound::Outbound,
-    packet::{ACK_WORDS, DataHeader, HEADER_BYTES, low_u32},
+    packet::{ACK_WORDS, DataHeader, HEADER_BYTES, low_u32, trailer_bytes},
 };
-use crate::auth::{PACKET_TAG_BYTES, Secret};
+use crate::auth::Secret;
 use crate::vi::RemoteSegment;
 
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl<P> SoftwareConnection<P> {
     }
 
     fn overhead(&self) -> usize {
-        HEADER_BYTES + if self.key.is_some() { PACKET_TAG_BYTES } else { 0 }
+        HEADER_BYTES + trailer_bytes(self.key.as_ref())
     }
 
     /// Returns the most bytes of a fragment.

@@ -8,7 +8,7 @@ pub struct SoftwareNicCounters {
     pub packets_sent: u64,
     /// Packets that arrived.
     pub packets_received: u64,
-    /// Of those, packets without a valid tag, malformed, or outside a window. They changed nothing.
+    /// Of those, packets without a valid tag or CRC, malformed, or outside a window. They changed nothing.
     pub packets_refused: u64,
     /// Of those, data for an unknown connection, or from another path than its own.
     pub packets_without_connection: u64,

@@ -722,14 +722,14 @@ fn make_packets<P: Path>(
             put_packet(now, connection, departure, out);
         } else if is_first {
             send_ack(now, connection, out);
-            if out.len() == start {
-                break;
-            }
         } else {
             break;
         }
-        made.sent += 1;
         let length = out.len() - start;
+        if length == 0 {
+            break;
+        }
+        made.sent += 1;
         if is_first {
             made.packet_bytes = length;
         }
@@ -757,8 +757,12 @@ fn put_packet<P: Path>(
     let mut header = connection.header(departure.packet_number, length, now);
     header.sequence = low_u32(departure.sequence);
     header.has_fragment = true;
-    if let Some(fragment) = connection.out.fragment(departure.sequence) {
-        header.gather(fragment, connection.key.as_ref(), out);
+    let start = out.position();
+    if let Some(fragment) = connection.out.fragment(departure.sequence)
+        && header.gather(fragment, connection.key.as_ref(), out).is_err()
+    {
+        // It is as good as lost.
+        out.truncate(start);
     }
     connection.note_departure(now);
 }

@@ -2,16 +2,23 @@
 
 use std::io;
 
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi as crc32c};
+
+use super::packet::low_u32;
 use crate::vi::{Memory, OutOfBounds};
 
-/// The longest piece of memory that is copied, in bytes. The kernel takes one segment of 64 KiB faster
+/// The longest piece of memory that a fragment has a copy of, in bytes: to keep the memory costs as much.
+const KEPT_MAX: usize = 512;
+
+/// The longest piece of memory that packets have a copy of, in bytes. The kernel takes one segment of 64 KiB faster
 /// than 44 packets of 1472 bytes with two segments each, by more than the copies cost.
 const COPIED_MAX: usize = 4096;
 
 /// Packets, or a part of one: bytes, interleaved with pieces of registered memory.
 ///
 /// A process with access to that memory may write it at any time, even while it is sent; the content of
-/// such a transfer is then undefined. The memory stays alive as long as this value.
+/// such a transfer is then undefined. The packet may be refused for its CRC once, and is sent again as a copy.
+/// The memory stays alive as long as this value.
 #[derive(Clone, Debug, Default)]
 pub struct Gather {
     bytes: Vec<u8>,
@@ -148,7 +155,7 @@ impl Gather {
         offset: u64,
         length: usize,
     ) -> Result<(), OutOfBounds> {
-        if self.copies || length <= COPIED_MAX {
+        if self.copies || length <= KEPT_MAX {
             return self.append(|bytes| memory.take_onto(offset, length, bytes));
         }
         memory.check(offset, length)?;
@@ -158,13 +165,51 @@ impl Gather {
         Ok(())
     }
 
-    /// Appends all of `other`, keeping its memory alive as well.
-    pub(super) fn push_all(&mut self, other: &Self) {
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(&other.bytes);
-        let moved = other.pieces.iter().cloned();
-        self.pieces.extend(moved.map(|piece| MemoryPiece { at: start + piece.at, ..piece }));
-        self.length += other.length;
+    /// Copies the pieces, so that nothing changes any more.
+    pub(super) fn copy_pieces(&mut self) {
+        if self.pieces.is_empty() {
+            return;
+        }
+        let mut bytes = Vec::with_capacity(self.length);
+        if self.copy_onto(&mut bytes).is_ok() {
+            self.bytes = bytes;
+            self.pieces.clear();
+        }
+    }
+
+    /// Appends all of `other`; pieces up to [`COPIED_MAX`] are copied, the memory of others stays alive.
+    pub(super) fn push_all(&mut self, other: &Self) -> Result<(), OutOfBounds> {
+        let mut before = 0;
+        for piece in &other.pieces {
+            self.push(other.bytes.get(before..piece.at).unwrap_or(&[]));
+            before = piece.at;
+            let MemoryPiece { memory, offset, length, .. } = piece;
+            if *length <= COPIED_MAX {
+                self.append(|bytes| memory.take_onto(*offset, *length, bytes))?;
+            } else {
+                self.pieces.push(MemoryPiece { at: self.bytes.len(), ..piece.clone() });
+                self.length += length;
+            }
+        }
+        self.push(other.bytes.get(before..).unwrap_or(&[]));
+        Ok(())
+    }
+
+    /// Returns the CRC-32C of all from a position on. If others write a piece of memory afterwards, it is wrong.
+    pub(super) fn sum_from(&self, start: usize) -> Result<u32, OutOfBounds> {
+        let first = self.pieces.partition_point(|piece| piece.at < start);
+        let pieces = self.pieces.get(first..).unwrap_or(&[]);
+        if pieces.is_empty() {
+            return Ok(crc32c(self.bytes.get(start..).unwrap_or(&[])));
+        }
+        let (mut before, mut sum) = (start, Digest::new(CrcAlgorithm::Crc32Iscsi));
+        for MemoryPiece { at, memory, offset, length } in pieces {
+            sum.update(self.bytes.get(before..*at).unwrap_or(&[]));
+            sum_memory(memory, *offset, *length, &mut sum)?;
+            before = *at;
+        }
+        sum.update(self.bytes.get(before..).unwrap_or(&[]));
+        Ok(low_u32(sum.finalize()))
     }
 
     /// Removes the bytes from a position on, and the memory appended there.
@@ -183,6 +228,28 @@ impl Gather {
         self.clear();
         bytes
     }
+}
+
+/// Continues a CRC with a piece of memory, which others may write meanwhile: what is summed are copies.
+fn sum_memory(
+    memory: &Memory,
+    offset: u64,
+    length: usize,
+    sum: &mut Digest,
+) -> Result<(), OutOfBounds> {
+    let mut copy = [0; COPIED_MAX];
+    let mut done = 0;
+    while done < length {
+        let part = &mut copy[..(length - done).min(COPIED_MAX)];
+        memory.read(offset + to_u64(done), part)?;
+        sum.update(part);
+        done += part.len();
+    }
+    Ok(())
+}
+
+fn to_u64(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
 }
 
 impl GatherPart<'_> {
@@ -226,9 +293,9 @@ mod tests {
         assert!(one.as_slice().is_none());
         let mut both = Gather::from(b"> ".to_vec());
         assert_eq!(both.as_slice(), Some(&b"> "[..]));
-        both.push_all(&one);
+        both.push_all(&one).expect("inside");
         both.append(|bytes| bytes.extend_from_slice(b"; "));
-        both.push_all(&one);
+        both.push_all(&one).expect("inside");
         both.set(0, b"<");
         let parts = both.parts().count();
         assert!(parts == 8 && parts <= both.parts_max(), "{parts}");
@@ -261,9 +328,5 @@ mod tests {
         drop(memory);
         assert_eq!(gather.take_bytes(), [1; LONG]);
         assert_eq!(copied.take_bytes(), [0; LONG]);
-    }
-
-    fn to_u64(count: usize) -> u64 {
-        u64::try_from(count).expect("small")
     }
 }

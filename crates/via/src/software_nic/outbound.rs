@@ -189,6 +189,8 @@ impl Outbound {
         let kept = &mut self.fragments[at];
         (kept.delivery, kept.sent_at, kept.packet_number) = (Delivery::Sent, now, packet_number);
         kept.is_first = false;
+        // If others keep writing the memory, the packet must not be refused for its CRC again.
+        kept.bytes.copy_pieces();
         self.in_flight += kept.bytes.len();
         Some(Departure { sequence, packet_number })
     }
@@ -433,6 +435,23 @@ mod tests {
         for _ in 0..count {
             out.send(bytes(100), now);
         }
+    }
+
+    /// Goal: what is sent again no longer changes, so that its CRC is right however often others write the memory. Method: a fragment in
+    /// memory that is lost; the memory is written after it was sent again.
+    #[test]
+    fn what_is_sent_again_is_copied() {
+        let memory = crate::vi::Memory::allocate(5000).expect("memory");
+        let mut fragment = Box::new(Gather::default());
+        fragment.push_memory(&memory, 0, 5000).expect("inside");
+        let mut out = outbound(true);
+        out.send(fragment, 0);
+        send(&mut out, 3, 0);
+        assert!(out.fragment(0).expect("kept").as_slice().is_none());
+        out.on_ack(&ack(0, 0b111, 4), MILLISECOND / 10).expect("right");
+        out.repeat(MILLISECOND / 10).expect("lost");
+        memory.write(0, &[1; 5000]).expect("inside");
+        assert_eq!(out.fragment(0).and_then(Gather::as_slice), Some(&[0; 5000][..]));
     }
 
     /// Goal: a packet overtaken by three is sent again, once, and so is a late one. Method: ACKs with gaps.

@@ -4,24 +4,30 @@
 //! every packet     kind u8, flags u8, length u16 (of all of it)
 //! data             id u64 (the receiver's), sequence u32, packet u32, next u32, oldest u32, echo u32,
 //!                  window u16, delay u16, words u8, 0 u8; words × u64 of ACKs; a fragment, the padding of a probe, or
-//!                  the length u16 of one that has arrived; tag u64 if asked for
+//!                  the length u16 of one that has arrived; a tag u64 if asked for, else the CRC-32C u32
 //! all others       a body; tag of 128 bits under the secret
 //! ```
-//! Numbers are little-endian. A packet states its length, so that packets glued together by the kernel
+//! Numbers are little-endian. Tags and CRCs are of all before them: networks, and the kernel's checksum of 16 bits where
+//! there is one, let some damage pass. A packet states its length, so that packets glued together by the kernel
 //! can be split without further information.
+
+use crc_fast::crc32_iscsi as crc32c;
 
 use super::gather::Gather;
 use crate::auth::{PACKET_TAG_BYTES, Secret, TAG_BYTES, is_same};
-use crate::vi::{DisconnectReason, Reliability, Status};
+use crate::vi::{DisconnectReason, OutOfBounds, Reliability, Status};
 
 /// The protocol version. Packets of another version are dropped.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 /// The length of the prefix of every packet, in bytes.
 const PREFIX_BYTES: usize = 4;
 
 /// The length of a data packet's header, in bytes.
 pub(super) const HEADER_BYTES: usize = 38;
+
+/// The length of a CRC, in bytes.
+const SUM_BYTES: usize = 4;
 
 /// The most ACKs that a packet carries beyond the first gap, in words of 64.
 pub(super) const ACK_WORDS: usize = 4;
@@ -92,37 +98,51 @@ pub(super) struct DataHeader {
     pub(super) words: u8,
 }
 
+/// Returns the length of what follows a data packet's body: a tag if there is a key, else a CRC.
+pub(super) const fn trailer_bytes(key: Option<&Secret>) -> usize {
+    if key.is_some() { PACKET_TAG_BYTES } else { SUM_BYTES }
+}
+
 impl DataHeader {
     /// Appends a packet to `out`, with a tag if there is a key.
     pub(super) fn encode(&self, fragment: &[u8], key: Option<&Secret>, out: &mut Vec<u8>) {
         let start = out.len();
         self.put(fragment.len(), key, out);
         out.extend_from_slice(fragment);
-        if let Some(key) = key {
-            let tag = key.short_tag(&out[start..]);
-            out.extend_from_slice(&tag);
+        match key {
+            Some(key) => out.extend_from_slice(&key.short_tag(&out[start..])),
+            None => out.extend_from_slice(&crc32c(&out[start..]).to_le_bytes()),
         }
     }
 
     /// Appends a packet to `out`. A tag covers only the bytes held here: on a connection with tags, no
-    /// fragment has pieces in registered memory, which could change before departure.
-    pub(super) fn gather(&self, fragment: &Gather, key: Option<&Secret>, out: &mut Gather) {
+    /// fragment has pieces in registered memory, which could change before departure. A CRC covers those
+    /// pieces too: if they do change, the packet is lost.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], for a piece that is not inside its memory.
+    pub(super) fn gather(
+        &self,
+        fragment: &Gather,
+        key: Option<&Secret>,
+        out: &mut Gather,
+    ) -> Result<(), OutOfBounds> {
         let start = out.position();
         out.append(|out| self.put(fragment.len(), key, out));
-        out.push_all(fragment);
+        out.push_all(fragment)?;
         if let Some(key) = key {
-            out.append(|out| {
-                let tag = key.short_tag(&out[start..]);
-                out.extend_from_slice(&tag);
-            });
+            out.append(|out| out.extend_from_slice(&key.short_tag(&out[start..])));
+        } else {
+            let sum = out.sum_from(start)?;
+            out.push(&sum.to_le_bytes());
         }
+        Ok(())
     }
 
     /// Appends the header of a packet with a fragment of this many bytes.
     fn put(&self, fragment: usize, key: Option<&Secret>, out: &mut Vec<u8>) {
         let words = usize::from(self.words).min(ACK_WORDS);
-        let tag = if key.is_some() { PACKET_TAG_BYTES } else { 0 };
-        let length = HEADER_BYTES + words * 8 + fragment + tag;
+        let length = HEADER_BYTES + words * 8 + fragment + trailer_bytes(key);
         let flags = u8::from(self.has_fragment) * HAS_FRAGMENT
             + u8::from(self.is_ack_eliciting) * ACK_ELICITING
             + u8::from(self.is_probe) * IS_PROBE
@@ -150,10 +170,13 @@ impl DataHeader {
         packet.get(4..12)?.try_into().ok().map(u64::from_le_bytes)
     }
 
-    /// Decodes a packet, which must have a valid tag if there is a key.
+    /// Decodes a packet, which must have a valid tag if there is a key, else the right CRC.
     pub(super) fn decode<'a>(packet: &'a [u8], key: Option<&Secret>) -> Option<(Self, &'a [u8])> {
         let packet = match key {
-            None => packet,
+            None => {
+                let (packet, sum) = packet.split_last_chunk::<SUM_BYTES>()?;
+                (crc32c(packet).to_le_bytes() == *sum).then_some(packet)?
+            }
             Some(key) => {
                 let (packet, tag) = packet.split_last_chunk::<PACKET_TAG_BYTES>()?;
                 is_same(&key.short_tag(packet), tag).then_some(packet)?
@@ -582,8 +605,13 @@ mod tests {
                 assert_eq!(split(&packet), Some((&packet[..], &[][..])));
                 assert_eq!(DataHeader::id(&packet), Some(1 << 60));
                 assert_eq!(DataHeader::decode(&packet, key), Some((header, &b"fragment"[..])));
-                for length in 0..HEADER_BYTES {
+                for length in 0..packet.len() {
                     assert_eq!(DataHeader::decode(&packet[..length], key), None);
+                }
+                for bit in 0..packet.len() * 8 {
+                    packet[bit / 8] ^= 1 << (bit % 8);
+                    assert_eq!(DataHeader::decode(&packet, key), None, "bit {bit}");
+                    packet[bit / 8] ^= 1 << (bit % 8);
                 }
             }
         }
@@ -622,12 +650,37 @@ mod tests {
         }
         bytes.push(1);
         let (first, rest) = split(&bytes).expect("a packet");
-        assert_eq!(first.len(), HEADER_BYTES + 3);
+        assert_eq!(first.len(), HEADER_BYTES + 3 + SUM_BYTES);
         let (second, rest) = split(rest).expect("another");
-        assert_eq!(second.len(), HEADER_BYTES + 5);
+        assert_eq!(second.len(), HEADER_BYTES + 5 + SUM_BYTES);
         assert_eq!(split(rest), None);
         assert_eq!(split(&[1, 0, 3, 0]), None, "shorter than itself");
         assert_eq!(split(&[1, 0, 5, 0]), None, "longer than what is there");
+    }
+
+    /// Goal: the CRC of each of several packets is right, wherever their bytes lie. Method: packets in one batch, with copied pieces, pieces
+    /// that stay in memory, and none.
+    #[test]
+    fn gathered_packets_have_their_own_sums() {
+        let memory = crate::vi::Memory::allocate(20_000).expect("memory");
+        memory.write(0, &[7; 20_000]).expect("inside");
+        let header = DataHeader { has_fragment: true, ..DataHeader::default() };
+        let lengths = [5000, 0, 1000, 9000, 8, 5000];
+        let mut batch = Gather::default();
+        for length in lengths {
+            let mut fragment = Gather::from(b"beside".to_vec());
+            fragment.push_memory(&memory, 3, length).expect("inside");
+            header.gather(&fragment, None, &mut batch).expect("inside");
+        }
+        let bytes = batch.take_bytes();
+        let mut rest = &bytes[..];
+        for length in lengths {
+            let (packet, others) = split(rest).expect("a packet");
+            let (_, fragment) = DataHeader::decode(packet, None).expect("the right CRC");
+            assert_eq!(fragment, [&b"beside"[..], &vec![7; length]].concat());
+            rest = others;
+        }
+        assert_eq!(rest, b"");
     }
 
     /// Goal: numbers continue beyond 32 bits, both ways. Method: around several wrap-arounds.
