@@ -113,8 +113,8 @@ impl Poller {
 
     /// Returns whether there was room.
     pub(crate) fn park_unless(&self, is_worker: bool, is_awaited: impl FnOnce() -> bool) -> bool {
-        if !self.try_lock() {
-            return false;
+        while !self.try_lock() {
+            thread::yield_now();
         }
         let parked_count = self.parked_count();
         let has_room = parked_count == 0

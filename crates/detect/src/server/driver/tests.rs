@@ -159,7 +159,12 @@ fn a_lock_that_is_held_for_long_is_waited_for() {
     let (mut driver, until) = (server.driver(), server.now());
     let shared = Arc::clone(&driver.shared);
     let held = lock(&shared.driver);
-    let host = std::thread::spawn(move || driver.park(Some(until)));
+    let (begun, begins) = std::sync::mpsc::channel();
+    let host = std::thread::spawn(move || {
+        begun.send(()).expect("the test waits");
+        driver.park(Some(until))
+    });
+    begins.recv().expect("it begins");
     for _ in 0..10_000 {
         std::thread::yield_now();
     }
