@@ -33,6 +33,7 @@ pub(super) const TRANSPORT: i16 = -48;
 pub(super) const FRAGMENT: i16 = -56;
 /// The outgoing port, or [`NOWHERE`].
 pub(super) const OUT: i16 = -64;
+/// The time, for meters.
 pub(super) const NOW: i16 = -72;
 /// True if a copy is to be sent.
 pub(super) const COPY: i16 = -80;
@@ -174,6 +175,11 @@ impl<'a> Emitter<'a> {
 
     pub(super) fn is_tcx(&self) -> bool {
         self.program == ProgramKind::Tcx
+    }
+
+    /// Returns the function that tells the time to a tick of the kernel, some 30 ns faster, where every kernel has it: at tcx.
+    pub(super) fn coarse_time(&self) -> Helper {
+        if self.is_tcx() { Helper::MonotonicTimeCoarse } else { Helper::MonotonicTime }
     }
 
     pub(super) fn map(&self, place: usize) -> MapId {

@@ -307,11 +307,7 @@ fn program(
     let headless = stocks.iter().take_while(|stock| reads_nothing(stock)).count();
     let needs = Needs {
         headers: headless < stocks.len(),
-        time: stocks.iter().any(|one| match one {
-            BuiltinStage::Meter(_) | BuiltinStage::Nat(_) => true,
-            BuiltinStage::Route(_) => config.held_neighbours,
-            _ => false,
-        }),
+        time: stocks.iter().any(|one| matches!(one, BuiltinStage::Meter(_))),
         saving: stocks.iter().any(writes),
         transport: stocks.iter().any(changes_transport),
         hops: stocks.iter().map(|one| i32::from(matches!(one, BuiltinStage::Ttl(_)))).sum(),

@@ -3,12 +3,12 @@
 use super::{
     edit::NewValue,
     emitter::{
-        Emitter, FRAGMENT, ICMP, KEY, NOW, NetworkKind, PROTOCOL, TCP, TRANSPORT, UDP, VALUE, WHOLE,
+        Emitter, FRAGMENT, ICMP, KEY, NetworkKind, PROTOCOL, TCP, TRANSPORT, UDP, VALUE, WHOLE,
     },
 };
 use crate::{
     bpf::{
-        Condition, Label, Operation,
+        Condition, Helper, Label, Operation,
         Register::{R0, R1, R2, R3, R5, R8, R9, R10},
         Size,
     },
@@ -41,16 +41,22 @@ impl Emitter<'_> {
         self.translate(kind, version);
     }
 
-    /// Notes the packet's time; the address of the translation is in R0. While the host may have packets of the flow, which
+    /// Notes the packet's time; the address of the translation is in R0, and kept. While the host may have packets of the flow, which
     /// this one would overtake, it follows them.
     fn wait_for_host(&mut self, version: usize, exception: Label) {
-        let taken_over = self.a.label();
+        let [waits, taken_over] = [(); 2].map(|()| self.a.label());
         let (used, handing_over) = (USED_AT[version], HANDING_OVER_AT[version]);
-        self.a.load(Size::Double, R2, R0, used);
-        self.get(R1, NOW);
-        self.a.store(Size::Double, R0, used, R1).load(Size::Word, R3, R0, handing_over);
-        self.a.branch(Condition::Equal, R3, 0, taken_over).add(R2, HANDOVER_GAP_NS);
-        self.a.add(R3, -1).store(Size::Word, R0, handing_over, R3);
+        self.a.load(Size::Word, R3, R0, handing_over).branch(Condition::NotEqual, R3, 0, waits);
+        // Seconds count for those that are used.
+        self.a.call(self.coarse_time()).set(R1, R0);
+        self.get(R0, VALUE);
+        self.a.store(Size::Double, R0, used, R1).jump(taken_over).bind(waits);
+        self.a.call(Helper::MonotonicTime).set(R1, R0);
+        self.get(R0, VALUE);
+        self.a.load(Size::Double, R2, R0, used).load(Size::Word, R3, R0, handing_over);
+        // Another processor may have ended it.
+        self.a.store(Size::Double, R0, used, R1).branch(Condition::Equal, R3, 0, taken_over);
+        self.a.add(R2, HANDOVER_GAP_NS).add(R3, -1).store(Size::Word, R0, handing_over, R3);
         self.a.branch(Condition::Equal, R3, 0, taken_over);
         self.a.branch(Condition::AtMost, R1, R2, exception);
         self.a.store(Size::Word, R0, handing_over, 0).bind(taken_over);

@@ -1,12 +1,12 @@
 //! Route: the longest prefix, the interface, the neighbour.
 
 use super::emitter::{
-    CONTEXT, Emitter, KEY, NOW, NetworkKind, OUT, PACKET_LENGTH, SKB_SEGMENT_BYTES, TCP, TRANSPORT,
-    UDP, WORK,
+    CONTEXT, Emitter, KEY, NetworkKind, OUT, PACKET_LENGTH, SKB_SEGMENT_BYTES, TCP, TRANSPORT, UDP,
+    VALUE, WORK,
 };
 use crate::{
     bpf::{
-        Condition, Label, Operation,
+        Condition, Helper, Label, Operation,
         Register::{R0, R1, R2, R3, R4, R7, R8, R9, R10},
         Size,
     },
@@ -119,10 +119,15 @@ impl Emitter<'_> {
         self.a.load(Size::Word, R3, R0, NEIGHBOUR_HANDING_OVER_AT);
         self.a.branch(Condition::Equal, R3, 0, handed_over);
         self.get(R1, TRANSPORT);
-        self.a.branch(Condition::Equal, R1, TCP, handed_over).add(R3, -1);
+        self.a.branch(Condition::Equal, R1, TCP, handed_over);
+        self.keep(VALUE, R0);
+        self.a.call(Helper::MonotonicTime).set(R1, R0);
+        self.get(R0, VALUE);
+        // Another processor may have ended it.
+        self.a.load(Size::Word, R3, R0, NEIGHBOUR_HANDING_OVER_AT);
+        self.a.branch(Condition::Equal, R3, 0, handed_over).add(R3, -1);
         self.a.store(Size::Word, R0, NEIGHBOUR_HANDING_OVER_AT, R3);
         self.a.load(Size::Double, R2, R0, NEIGHBOUR_USED_AT);
-        self.get(R1, NOW);
         self.a.store(Size::Double, R0, NEIGHBOUR_USED_AT, R1);
         self.a.branch(Condition::Equal, R3, 0, handed_over);
         // It is the first.
