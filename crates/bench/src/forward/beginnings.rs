@@ -19,12 +19,12 @@ const PAUSE_MAX: u32 = 600;
 /// A flow is over when nothing has come for so long.
 const SILENCE: Duration = Duration::from_millis(50);
 
-/// Opens a socket in a namespace.
-fn socket_in(host: &Namespace) -> Result<UdpSocket, Failure> {
+/// Opens a socket in a namespace; port 0 is any.
+pub(super) fn socket_in(host: &Namespace, port: u16) -> Result<UdpSocket, Failure> {
     let path = host.path();
     let open = move || {
         enter(&path)?;
-        UdpSocket::bind("0.0.0.0:0").map_err(Failure::io("opening a socket"))
+        UdpSocket::bind(("0.0.0.0", port)).map_err(Failure::io("opening a socket"))
     };
     thread::spawn(open).join().expect("invariant: it does not panic")
 }
@@ -38,13 +38,13 @@ pub(super) fn late(
     server_address: &str,
     seed: u64,
 ) -> Result<u64, Failure> {
-    let receiver = socket_in(server)?;
+    let receiver = socket_in(server, 0)?;
     let failed = || Failure::io("numbering datagrams");
     receiver.set_read_timeout(Some(SILENCE)).map_err(failed())?;
     let to = (server_address, receiver.local_addr().map_err(failed())?.port());
     let mut late = 0;
     for flow in 0..FLOWS {
-        let sender = socket_in(client)?;
+        let sender = socket_in(client, 0)?;
         let mut chance = fastrand::Rng::with_seed(seed ^ u64::from(flow));
         thread::scope(|scope| {
             let send = || {

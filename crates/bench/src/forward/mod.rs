@@ -6,9 +6,13 @@
 
 mod beginnings;
 mod figures;
+mod frames;
 mod keys;
+mod line;
 pub(crate) mod live;
+mod live_frames;
 mod nic;
+mod operations;
 mod plot;
 pub(crate) mod relay;
 mod segments;
@@ -30,8 +34,10 @@ use crate::error::{BenchError, ModelError};
 use crate::report::{Outcome, Plan, Progress, Row, Subject};
 
 pub(crate) use self::figures::{gain_distance, simulation_error, table_distance};
+use self::frames::FramesPlan;
 use self::live::LivePlan;
 use self::nic::NicPlan;
+use self::operations::OperationsPlan;
 use self::segments::SegmentsPlan;
 
 /// The paper's three paths.
@@ -81,12 +87,14 @@ impl Plan for ModelPlan {
     }
 }
 
-/// Paths between interfaces: those by the host, those by programs at the driver, and segments by the command.
+/// Paths between interfaces: those by the host, those by programs at the driver, and segments, small frames and operations by the command.
 #[derive(Debug)]
 pub(crate) struct InterfacesPlan {
     by_host: Option<LivePlan>,
     by_nic: Option<NicPlan>,
     segments: Option<SegmentsPlan>,
+    frames: Option<FramesPlan>,
+    operations: Option<OperationsPlan>,
 }
 
 impl InterfacesPlan {
@@ -96,6 +104,10 @@ impl InterfacesPlan {
             only.iter().cloned().partition(|name| NicPlan::has(name));
         let (of_segments, of_host): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|name| SegmentsPlan::has(name));
+        let (of_frames, of_host): (Vec<_>, Vec<_>) =
+            of_host.into_iter().partition(|name| FramesPlan::has(name));
+        let (of_operations, of_host): (Vec<_>, Vec<_>) =
+            of_host.into_iter().partition(|name| OperationsPlan::has(name));
         let is_asked = |names: &[String]| only.is_empty() || !names.is_empty();
         Self {
             by_host: is_asked(&of_host).then(|| LivePlan::new(of_host, rounds)),
@@ -103,13 +115,18 @@ impl InterfacesPlan {
             by_nic: is_asked(&of_nic).then(|| NicPlan::new(of_nic, 2 * rounds)),
             // Two minutes: only if they are named.
             segments: (!of_segments.is_empty()).then(|| SegmentsPlan::new(rounds)),
+            frames: (!of_frames.is_empty()).then(|| FramesPlan::new(rounds)),
+            operations: (!of_operations.is_empty()).then_some(OperationsPlan),
         }
     }
 
     fn parts(&self) -> impl Iterator<Item = &dyn Plan> {
         let by_host = self.by_host.iter().map(|plan| plan as &dyn Plan);
         let by_nic = self.by_nic.iter().map(|plan| plan as &dyn Plan);
-        by_host.chain(by_nic).chain(self.segments.iter().map(|plan| plan as &dyn Plan))
+        let segments = self.segments.iter().map(|plan| plan as &dyn Plan);
+        let frames = self.frames.iter().map(|plan| plan as &dyn Plan);
+        let operations = self.operations.iter().map(|plan| plan as &dyn Plan);
+        by_host.chain(by_nic).chain(segments).chain(frames).chain(operations)
     }
 }
 

@@ -8,13 +8,13 @@
 //! cores, and the kernel's forwarding reorders, too. *Unit*: Gbit/s.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 
 use super::beginnings::late;
-use crate::error::Missing;
-use crate::host::{Namespace, allowed};
+use super::line::{Line, LineForwarder, Running};
+use crate::host::allowed;
 use crate::report::{Outcome, Plan, Progress, Row, Show, Subject, lines};
 use crate::statistics::median;
 
@@ -32,37 +32,14 @@ const SECONDS: u32 = 3;
 const SECONDS_ORDERED: u32 = 1;
 const SERVER: &str = "10.2.0.2";
 
-/// Who forwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SegmentsForwarder {
-    Kernel,
-    Route,
-    /// As [`Route`](Self::Route), by packet sockets.
-    RouteHost,
-    Masquerade,
-    Nat,
-}
-
-impl SegmentsForwarder {
-    /// Each of the kernel's comes before the one that is compared with it.
-    const ALL: [Self; 5] =
-        [Self::Kernel, Self::Route, Self::RouteHost, Self::Masquerade, Self::Nat];
-
-    const fn subject(self) -> Subject {
-        let (name, label) = match self {
-            Self::Kernel => ("segments-kernel", "ip_forward"),
-            Self::Route => ("segments-l3", "vigie-forward l3"),
-            Self::RouteHost => ("segments-l3-host", "vigie-forward l3, packet sockets"),
-            Self::Masquerade => ("segments-masquerade", "nft masquerade"),
-            Self::Nat => ("segments-nat", "vigie-forward nat"),
-        };
-        Subject::Carrier { name, label }
-    }
-
-    const fn is_kernel(self) -> bool {
-        matches!(self, Self::Kernel | Self::Masquerade)
-    }
-}
+/// Each of the kernel's comes before the one that is compared with it.
+const FORWARDERS: [(LineForwarder, &str, &str); 5] = [
+    (LineForwarder::IpForward, "segments-kernel", "ip_forward"),
+    (LineForwarder::Route, "segments-l3", "vigie-forward l3"),
+    (LineForwarder::RouteHost, "segments-l3-host", "vigie-forward l3, packet sockets"),
+    (LineForwarder::Masquerade, "segments-masquerade", "nft masquerade"),
+    (LineForwarder::Nat, "segments-nat", "vigie-forward nat"),
+];
 
 /// Segments through all forwarders.
 #[derive(Clone, Copy, Debug)]
@@ -91,25 +68,25 @@ impl SegmentsPlan {
     }
 
     fn measure(self, seed: u64, progress: &mut Progress) -> Result<Vec<Sums>, String> {
-        let count = SegmentsForwarder::ALL.len() * STREAMS.len();
+        let count = FORWARDERS.len() * STREAMS.len();
         let mut sums: Vec<Sums> = (0..count).map(|_| Sums::default()).collect();
         for round in 0..self.rounds {
             progress.case(format!("turn {} of {}", round + 1, self.rounds));
             let mut of_kernel = [0.0; STREAMS.len()];
-            let forwarders = SegmentsForwarder::ALL.into_iter();
-            for (forwarder, sums) in forwarders.zip(sums.chunks_mut(STREAMS.len())) {
+            let forwarders = FORWARDERS.into_iter();
+            for ((forwarder, ..), sums) in forwarders.zip(sums.chunks_mut(STREAMS.len())) {
                 let line = Line::make(forwarder)?;
                 for ((streams, base), sums) in STREAMS.into_iter().zip(&mut of_kernel).zip(sums) {
-                    let run = line.run(streams, SECONDS, None)?;
+                    let run = iperf(&line, streams, SECONDS, None)?;
                     if forwarder.is_kernel() {
                         *base = run.gbit_s;
                     }
                     sums.gbit_s.push(run.gbit_s);
                     sums.by_kernel.push(run.gbit_s / *base);
                     sums.retransmitted += run.retransmitted;
-                    let before = line.reorderings()?;
-                    line.run(streams, SECONDS_ORDERED, allowed().first().copied())?;
-                    sums.reordered += line.reorderings()?.saturating_sub(before);
+                    let before = reorderings(&line)?;
+                    iperf(&line, streams, SECONDS_ORDERED, allowed().first().copied())?;
+                    sums.reordered += reorderings(&line)?.saturating_sub(before);
                     let ends = (&line.client, &line.server);
                     let late = late(ends, SERVER, seed.wrapping_add(round.into()));
                     sums.late += late.map_err(|failure| failure.to_string())?;
@@ -128,11 +105,11 @@ impl Plan for SegmentsPlan {
 
     fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, crate::error::BenchError> {
         let measured = self.measure(seed, progress);
-        let each = SegmentsForwarder::ALL.into_iter();
-        let each = each.flat_map(|one| STREAMS.into_iter().map(move |streams| (one, streams)));
-        let row = |(one, streams): (SegmentsForwarder, u32)| {
-            Row::new(one.subject(), SEGMENTS).parameter("streams", streams)
-        };
+        let each = FORWARDERS.into_iter();
+        let each = each.flat_map(|(_, name, label)| {
+            STREAMS.into_iter().map(move |streams| (Subject::Carrier { name, label }, streams))
+        });
+        let row = |(subject, streams)| Row::new(subject, SEGMENTS).parameter("streams", streams);
         let rows = match measured {
             Ok(sums) => each.zip(sums).map(|(one, sums)| sums.put(row(one))).collect(),
             Err(failure) => each
@@ -177,16 +154,6 @@ impl Sums {
     }
 }
 
-/// A client and a server, with a router between that forwards.
-#[derive(Debug)]
-struct Line {
-    client: Namespace,
-    server: Namespace,
-    _router: Namespace,
-    /// `None` where the kernel forwards.
-    _command: Option<ForwardCommand>,
-}
-
 /// What iperf3 says.
 #[derive(Clone, Copy, Debug)]
 struct IperfRun {
@@ -194,132 +161,48 @@ struct IperfRun {
     retransmitted: u64,
 }
 
-impl Line {
-    fn make(forwarder: SegmentsForwarder) -> Result<Self, String> {
-        let said = |missing: Missing| missing.to_string();
-        let make = || Namespace::make().map_err(said);
-        let (client, router, server) = (make()?, make()?, make()?);
-        let ends = [(&client, "ra", "c0", "10.1.0"), (&server, "rb", "s0", "10.2.0")];
-        for (host, near, far, network) in ends {
-            let peer = format!("peer name {far} netns {}", host.id());
-            let on = |host: &Namespace, arguments: String| host.run("ip", &arguments).map_err(said);
-            on(&router, format!("link add {near} type veth {peer}"))?;
-            for (host, name, last) in [(&router, near, 1), (host, far, 2)] {
-                on(host, format!("addr add {network}.{last}/24 dev {name}"))?;
-                on(host, format!("link set {name} up"))?;
-            }
-            on(host, format!("route add default via {network}.1"))?;
+/// Sends for some seconds, with both ends on a core if one is given.
+fn iperf(line: &Line, streams: u32, seconds: u32, core: Option<usize>) -> Result<IperfRun, String> {
+    let mut server = line.server.command("iperf3");
+    server.args(["-s", "-1", "--forceflush"]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut server = Running(server.spawn().map_err(|error| format!("`nsenter`: {error}"))?);
+    let mut output = BufReader::new(server.0.stdout.take().ok_or("iperf3 has no output")?);
+    let mut said = String::new();
+    while !said.contains("listening") {
+        let before = said.len();
+        let _ = output.read_line(&mut said);
+        if said.len() == before {
+            return Err(format!(
+                "iperf3, which is needed (`apt install iperf3`), has ended: {said}"
+            ));
         }
-        let set = |program, arguments: &str| router.run(program, arguments).map_err(said);
-        let forwards = u8::from(forwarder.is_kernel());
-        set("sysctl", &format!("-q -w net.ipv4.ip_forward={forwards}"))?;
-        let command = match forwarder {
-            SegmentsForwarder::Kernel => None,
-            SegmentsForwarder::Masquerade => {
-                set("nft", "add table ip vigie")?;
-                set("nft", "add chain ip vigie out { type nat hook postrouting priority 100 ; }")?;
-                set("nft", "add rule ip vigie out oif rb masquerade")?;
-                None
-            }
-            SegmentsForwarder::Route => Some(ForwardCommand::start(&router, "l3 ra rb")?),
-            SegmentsForwarder::RouteHost => {
-                Some(ForwardCommand::start(&router, "l3 ra rb --path af-packet")?)
-            }
-            SegmentsForwarder::Nat => {
-                let arguments = "nat --inside ra --outside rb --address 10.2.0.9";
-                Some(ForwardCommand::start(&router, arguments)?)
-            }
-        };
-        Ok(Self { client, server, _router: router, _command: command })
     }
-
-    /// Sends for some seconds, with both ends on a core if one is given.
-    fn run(&self, streams: u32, seconds: u32, core: Option<usize>) -> Result<IperfRun, String> {
-        let mut server = self.server.command("iperf3");
-        server.args(["-s", "-1", "--forceflush"]).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut server = Running(server.spawn().map_err(|error| format!("`nsenter`: {error}"))?);
-        let mut output = BufReader::new(server.0.stdout.take().ok_or("iperf3 has no output")?);
-        let mut said = String::new();
-        while !said.contains("listening") {
-            let before = said.len();
-            let _ = output.read_line(&mut said);
-            if said.len() == before {
-                return Err(format!(
-                    "iperf3, which is needed (`apt install iperf3`), has ended: {said}"
-                ));
-            }
-        }
-        let mut client = self.client.command("iperf3");
-        client.args(["-J", "-c", SERVER, "-t", &seconds.to_string(), "-P", &streams.to_string()]);
-        if let Some(core) = core {
-            client.args(["-A", &format!("{core},{core}")]);
-        }
-        let output = client.output().map_err(|error| format!("`nsenter`: {error}"))?;
-        let result: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        let end = &result["end"];
-        let rate = end["sum_received"]["bits_per_second"].as_f64();
-        let retransmitted = end["sum_sent"]["retransmits"].as_u64();
-        let (Some(rate), Some(retransmitted)) = (rate, retransmitted) else {
-            return Err(format!("iperf3: {}", result["error"].as_str().unwrap_or("no result")));
-        };
-        Ok(IperfRun { gbit_s: rate / 1e9, retransmitted })
+    let mut client = line.client.command("iperf3");
+    client.args(["-J", "-c", SERVER, "-t", &seconds.to_string(), "-P", &streams.to_string()]);
+    if let Some(core) = core {
+        client.args(["-A", &format!("{core},{core}")]);
     }
-
-    /// How many reorderings the client's kernel has noticed so far.
-    fn reorderings(&self) -> Result<u64, String> {
-        let output = self.client.command("cat").arg("/proc/net/netstat").output();
-        let output = output.map_err(|error| format!("`nsenter`: {error}"))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let mut of_tcp = text.lines().filter(|line| line.starts_with("TcpExt:"));
-        let (Some(names), Some(values)) = (of_tcp.next(), of_tcp.next()) else {
-            return Err("the kernel counts no reorderings".to_owned());
-        };
-        let named = names.split_whitespace().zip(values.split_whitespace());
-        let counts = named.filter(|(name, _)| name.ends_with("Reorder"));
-        Ok(counts.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
-    }
+    let output = client.output().map_err(|error| format!("`nsenter`: {error}"))?;
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let end = &result["end"];
+    let rate = end["sum_received"]["bits_per_second"].as_f64();
+    let retransmitted = end["sum_sent"]["retransmits"].as_u64();
+    let (Some(rate), Some(retransmitted)) = (rate, retransmitted) else {
+        return Err(format!("iperf3: {}", result["error"].as_str().unwrap_or("no result")));
+    };
+    Ok(IperfRun { gbit_s: rate / 1e9, retransmitted })
 }
 
-/// `vigie-forward`, until this is dropped.
-#[derive(Debug)]
-struct ForwardCommand {
-    _child: Running,
-    /// Kept open for what it says.
-    output: BufReader<ChildStderr>,
-}
-
-impl ForwardCommand {
-    fn start(router: &Namespace, arguments: &str) -> Result<Self, String> {
-        let beside = std::env::current_exe().map(|own| own.with_file_name("vigie-forward"));
-        let program = beside.ok().filter(|path| path.exists()).ok_or(
-            "vigie-forward is needed beside this program: cargo build --profile measure --features cli-forward --bin \
-             vigie-forward",
-        )?;
-        let mut command: Command = router.command(&program.to_string_lossy());
-        command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child =
-            Running(command.spawn().map_err(|error| format!("vigie-forward: {error}"))?);
-        let output = child.0.stderr.take().ok_or("vigie-forward has no output")?;
-        let mut this = Self { _child: child, output: BufReader::new(output) };
-        let mut said = String::new();
-        while !said.contains("vigie-forward: forwards;") {
-            let before = said.len();
-            let _ = this.output.read_line(&mut said);
-            if said.len() == before {
-                return Err(said);
-            }
-        }
-        Ok(this)
-    }
-}
-
-/// A process, until this is dropped.
-#[derive(Debug)]
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// How many reorderings the client's kernel has noticed so far.
+fn reorderings(line: &Line) -> Result<u64, String> {
+    let output = line.client.command("cat").arg("/proc/net/netstat").output();
+    let output = output.map_err(|error| format!("`nsenter`: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut of_tcp = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (Some(names), Some(values)) = (of_tcp.next(), of_tcp.next()) else {
+        return Err("the kernel counts no reorderings".to_owned());
+    };
+    let named = names.split_whitespace().zip(values.split_whitespace());
+    let counts = named.filter(|(name, _)| name.ends_with("Reorder"));
+    Ok(counts.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
 }

@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 52] = [
+const CASES: [&str; 54] = [
     "alltoall",
     "any",
     "backlog",
@@ -280,6 +280,7 @@ const CASES: [&str; 52] = [
     "fairness",
     "files",
     "foreign-calls",
+    "frames",
     "http busy",
     "http hello",
     "http overload",
@@ -291,6 +292,7 @@ const CASES: [&str; 52] = [
     "loaned",
     "manytoone",
     "nic-rate",
+    "operations",
     "pending",
     "periodic",
     "quiet",

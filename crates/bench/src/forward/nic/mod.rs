@@ -18,6 +18,7 @@ use vigie_forward::nic::NicError;
 
 use self::pipelines::{Forwarding, NicProgram};
 use self::wires::VethPairs;
+use super::live_frames::FRAME_BYTES;
 use crate::error::BenchError;
 use crate::report::{Outcome, Plan, Progress, Row, Subject};
 use crate::statistics::median;
@@ -197,7 +198,7 @@ fn row(program: NicProgram, sums: &Sums) -> Row {
         Some(figure) => row.with_figure(key, figure),
         None => row,
     };
-    let row = Row::new(program.subject(), NIC_RATE).parameter("bytes", wires::FRAME_BYTES);
+    let row = Row::new(program.subject(), NIC_RATE).parameter("bytes", FRAME_BYTES);
     let row = put(row, DELIVERED_MPPS, &sums.mpps);
     let row = put(row, FRAME_NS, &sums.frame_ns);
     let row = put(row, BY_HAND, &sums.by_hand);

@@ -18,7 +18,8 @@ use vigie_forward::stages::{Nat, NatRule, Rewrite, RouteStage, Ttl};
 use vigie_forward::tables::{Fib, Interface, NatTable, Route};
 use vigie_via::link::MacAddress;
 
-use super::wires::{DESTINATION, SOURCE, VethPairs, frame, sum};
+use super::super::live_frames::sum;
+use super::wires::{DESTINATION, SOURCE, VethPairs, frame};
 
 const FROM: MacAddress = MacAddress([2, b'v', b'n', 0, 0, 1]);
 const TO: MacAddress = MacAddress([2, b'v', b'n', 0, 0, 2]);

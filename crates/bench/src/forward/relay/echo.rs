@@ -133,8 +133,8 @@ fn open(
     Ok((ends, poll))
 }
 
-/// The processor time of a process in seconds: fields 14 and 15 of its `stat`, in hundredths.
-pub(super) fn processor_time(process: Option<u32>) -> Option<f64> {
+/// Returns the processor time of a process in seconds: fields 14 and 15 of its `stat`, in hundredths.
+pub(in super::super) fn processor_time(process: Option<u32>) -> Option<f64> {
     let text = fs::read_to_string(format!("/proc/{}/stat", process?)).ok()?;
     let (_, behind) = text.rsplit_once(") ")?;
     let ticks = behind.split(' ').skip(11).take(2).filter_map(|field| field.parse::<f64>().ok());

@@ -35,6 +35,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+pub(super) use self::echo::processor_time;
 use self::keys::{
     CONNECTIONS, DATAGRAMS, ECHO, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, HANDSHAKE_US,
     HANDSHAKES_PER_S, LATENCY, PER_S, RELAY_S_PER_GB, RELAY_US, STREAM, TLS, of,
