@@ -270,9 +270,14 @@ fn request(rng: &mut Rng) -> u64 {
     }
 }
 
+/// How much of a message, or how many messages: few, as many as there may be, or any number.
+fn limit(rng: &mut Rng) -> u64 {
+    if rng.bool() { rng.u64(..64) } else { rng.u64(..) }
+}
+
 fn control(rng: &mut Rng) -> [u8; 32] {
     let request = request(rng);
-    let control = match rng.u8(..8) {
+    let control = match rng.u8(..10) {
         0 => Control::Matched { request: rng.u64(..4) },
         1 => Control::Grant { request, limit: rng.u64(..) },
         2 => Control::Finished { request },
@@ -280,6 +285,8 @@ fn control(rng: &mut Rng) -> [u8; 32] {
         4 => Control::Pause,
         5 => Control::Resume,
         6 => Control::Cancelled { request, is_cancelled: rng.bool() },
+        7 => Control::Invite { request, limit: limit(rng) },
+        8 => Control::Admit { through: limit(rng) },
         _ => return std::array::from_fn(|_| rng.u8(..)),
     };
     control.encode()

@@ -67,8 +67,12 @@ impl Rank {
     pub(crate) fn new(rank: u32, size: u32) -> Self {
         let mut nic = Killer::new(Shm::open().expect("a NIC"));
         nic.listen(b"crash").expect("no other listener");
-        let config =
-            EngineConfig::default().area_bytes(32 << 10).frame_bytes_max(4096).window_bytes(8192);
+        // Some messages are announced, and asked for, before a receive is there.
+        let config = EngineConfig::default()
+            .area_bytes(32 << 10)
+            .frame_bytes_max(4096)
+            .window_bytes(8192)
+            .unexpected_bytes_max(16 << 10);
         let engine = MessageEngine::new(nic, rank, size, config).expect("an engine");
         Self { engine, rank, size, failed: BTreeSet::new() }
     }

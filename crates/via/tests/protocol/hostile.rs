@@ -64,7 +64,11 @@ impl Forger {
             Control::Cancelled { request: 1 << 32, is_cancelled: self.random.bool() },
             Control::Unreserve { offset: self.random.u64(0..4096) },
             Control::Pause,
-        ][self.random.usize(0..7)];
+            Control::Resume,
+            Control::Invite { request: 1 << 32, limit: self.random.u64(..) },
+            Control::Admit { through: self.random.u64(0..8) },
+            Control::Admit { through: self.random.u64(..) },
+        ][self.random.usize(0..11)];
         let (key, offset, immediate) = match self.random.u8(0..12) {
             0 => (self.control, self.random.u64(0..32) * 8, Some(1 << 30)),
             1 => (self.control, self.random.u64(0..2) * 8, Some(0)),
