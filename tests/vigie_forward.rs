@@ -6,6 +6,8 @@
 mod dns;
 #[path = "vigie_forward/errors.rs"]
 mod errors;
+#[path = "vigie_forward/haproxy.rs"]
+mod haproxy;
 #[path = "vigie_forward/instance.rs"]
 mod instance;
 #[expect(dead_code, reason = "a test uses parts of the kit")]
