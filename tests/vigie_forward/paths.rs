@@ -107,6 +107,47 @@ fn nat_translates() {
     });
 }
 
+/// Goal: with `--clamp-mss` both ends of a connection send no longer segments than the smallest MTU takes, and without it they do. Method: a
+/// router whose outer interface has an MTU of 1400, which neither end sees; by the host and, where it may be, by a program.
+#[test]
+fn segments_are_as_long_as_the_smallest_mtu() {
+    const TEST: &str = "paths::segments_are_as_long_as_the_smallest_mtu";
+    with_network(TEST, |network| {
+        network.router.run("ip link set rb mtu 1400");
+        let with_program = has_programs(TEST);
+        for (clamps, path) in [(false, "af-packet"), (true, "af-packet"), (true, "tcx")] {
+            if path == "tcx" && !with_program {
+                continue;
+            }
+            let folder = Folder::new();
+            let arguments = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.9"];
+            let more: &[&str] = if clamps { &["--clamp-mss"] } else { &[] };
+            let router =
+                forward(network, &folder, &[&arguments[..], &["--path", path], more].concat());
+            let listener =
+                network.server.inside(|| TcpListener::bind("10.2.0.2:0").expect("a port"));
+            let to = listener.local_addr().expect("bound");
+            let client = network
+                .client
+                .inside(|| TcpStream::connect_timeout(&to, BOUND).expect("it listens"));
+            let (server, _) = listener.accept().expect("a connection");
+            let port = to.port();
+            for host in [&network.client, &network.server] {
+                let said = host.run(&format!(
+                    "ss -tinH state established '( sport = :{port} or dport = :{port} )'"
+                ));
+                let found = said.split_whitespace().find_map(|word| word.strip_prefix("mss:"));
+                let bytes: u32 =
+                    found.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{said}"));
+                // Without the options of each segment.
+                assert_eq!(bytes <= 1400 - 40, clamps, "{path}: {said}");
+            }
+            drop((client, server));
+            assert_eq!(router.end().code(), 0);
+        }
+    });
+}
+
 /// Goal: 30 000 unanswered SYNs from one host, each from a port of its own, stop no new flow of another host inside, and
 /// what they cost is counted and said. Method: the client sends them from a second address, raw, and calls from its
 /// first one afterwards, each call from a new socket and answered at the first try; by the host, and beside a program.

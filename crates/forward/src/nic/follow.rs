@@ -64,10 +64,11 @@ struct HopEntry {
     routes: u32,
 }
 
-/// The translation of a flow: the time of its last packet when last read, and whether it is in the map.
+/// The translation of a flow: the time of its last packet and what its last TCP segment said, when they were last read, and whether it is
+/// in the map.
 #[derive(Clone, Copy, Debug, Default)]
 struct MappedTranslation {
-    used: u64,
+    used: (u64, u64),
     is_mapped: bool,
 }
 
@@ -182,10 +183,13 @@ impl Follower {
                 Err(error) => return Err(FollowError::of("flows", error)),
             };
             let at = |offset: i16| value.get(usize::from(offset.unsigned_abs())..)?.first_chunk();
-            let used = at(USED_AT[version]).map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            let number =
+                |bytes: Option<&[u8; 8]>| bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            let tcp = at(TCP_SEEN_AT[version]).filter(|_| tuple.protocol == TCP);
+            // Two packets may have come in one tick of the clock.
+            let used = (number(at(USED_AT[version])), number(tcp));
             if used != translation.used {
                 translation.used = used;
-                let tcp = at(TCP_SEEN_AT[version]).filter(|_| tuple.protocol == TCP);
                 let tcp = tcp.map(|bytes| tcp_seen(*bytes));
                 in_use += usize::from(table.touch(tuple, tcp.as_ref(), now));
             }
@@ -420,7 +424,7 @@ impl<T: BpfMap> MapWriter<'_, T> {
                     Err(FollowError::Full { .. }) => false,
                     Err(error) => return Err(error),
                 };
-            let used = handed_over.map_or(0, Instant::as_nanos);
+            let used = (handed_over.map_or(0, Instant::as_nanos), 0);
             self.follower.translations.insert(tuple, MappedTranslation { used, is_mapped });
         }
         Ok(())

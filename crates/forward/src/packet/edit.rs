@@ -10,6 +10,7 @@ use super::{
     checksum::{Sum, put, updated},
     error::{Protocol, bytes_at},
     headers::{Headers, Network, Transport},
+    transport::{Tcp, TcpFlags},
 };
 
 /// The reason why a packet was not edited.
@@ -150,6 +151,33 @@ impl Packet {
         }
         self.replace_word(&headers, headers.transport_at + 4, identifier);
         Ok(())
+    }
+
+    /// Lowers the longest segment that a SYN of TCP [announces](Tcp::segment_bytes_max) to `bytes`, if it is longer, and updates the
+    /// checksum. Returns whether it was.
+    ///
+    /// # Errors
+    /// [`EditError::Parse`].
+    pub fn clamp_segment_bytes(&mut self, bytes: u16) -> Result<bool, EditError> {
+        let headers = self.headers()?;
+        if headers.transport != Transport::Tcp {
+            return Ok(false);
+        }
+        let tcp = Tcp::parse(self.bytes().get(headers.transport_at..).unwrap_or_default())?;
+        let is_longer = tcp.segment_bytes_max().is_some_and(|announced| announced > bytes);
+        if !is_longer || !tcp.flags().contains(TcpFlags::SYN) {
+            return Ok(false);
+        }
+        let Some(at) = tcp.segment_bytes_max_at() else { return Ok(false) };
+        let at = headers.transport_at + at;
+        let frame = self.bytes_kept();
+        let before = u16::from_be_bytes(bytes_at::<2>(frame, at, Protocol::Tcp)?);
+        put(frame, at, bytes.to_be_bytes());
+        // Options may begin anywhere: at an odd place, a word's bytes belong to two words of the sum.
+        let is_odd = (at - headers.transport_at) % 2 == 1;
+        let in_sum = |word: u16| if is_odd { word.swap_bytes() } else { word };
+        update_transport(frame, &headers, in_sum(before), in_sum(bytes));
+        Ok(true)
     }
 
     /// Replaces a word that the transport's checksum covers.

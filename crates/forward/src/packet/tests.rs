@@ -332,3 +332,56 @@ proptest! {
         prop_assert!(count == 0 || found == payload);
     }
 }
+
+/// Goal: a SYN's longest segment is lowered, wherever the option stands, with the right checksum, and nothing else is changed. Method: SYNs
+/// with the option after so many others, limits on both sides of it; segments without SYN, without the option, and with options that are cut.
+#[test]
+fn longest_segments_are_lowered() {
+    let syn = |flags: u8, options: &[u8]| {
+        assert!(options.len().is_multiple_of(4));
+        let words = u8::try_from(5 + options.len() / 4).unwrap();
+        let length = u8::try_from(40 + options.len()).unwrap();
+        let ip = [0x45, 0, 0, length, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        let tcp = [0, 80, 0, 81, 0, 0, 0, 1, 0, 0, 0, 0, words << 4, flags, 4, 0, 0, 0, 0, 0];
+        let ethernet = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+        let bytes = [&ethernet[..], &ip, &tcp, options].concat();
+        let mut packet = Packet::new(Port(0), &bytes);
+        packet.fill_checksums().unwrap();
+        packet
+    };
+    let announced =
+        |packet: &Packet| Tcp::parse(&packet.bytes()[34..]).unwrap().segment_bytes_max();
+    for before in
+        [&[][..], &[1], &[1, 1], &[4, 2, 1], &[3, 3, 7, 1], &[8, 10, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
+    {
+        let mut options = [before, &[2, 4, 0x05, 0xb4]].concat();
+        options.resize(options.len().next_multiple_of(4), 0);
+        for (flags, limit, is_lowered) in [
+            (2, 1460, false),
+            (2, 1461, false),
+            (2, 1459, true),
+            (0x12, 500, true),
+            (0x10, 500, false),
+        ] {
+            let mut packet = syn(flags, &options);
+            let whole = packet.bytes().to_vec();
+            assert_eq!(packet.clamp_segment_bytes(limit), Ok(is_lowered), "{options:?}");
+            if is_lowered {
+                assert_eq!(announced(&packet), Some(limit));
+                assert_eq!(packet.verify(), Ok(Verified::Right), "{options:?}");
+            } else {
+                assert_eq!((announced(&packet), packet.bytes()), (Some(1460), &whole[..]));
+            }
+        }
+    }
+    for options in
+        [&[][..], &[1, 1, 1, 1], &[0, 2, 4, 9], &[2, 3, 9, 9], &[1, 1, 2, 4], &[1, 9, 2, 4]]
+    {
+        let mut packet = syn(2, options);
+        assert_eq!(
+            (announced(&packet), packet.clamp_segment_bytes(1)),
+            (None, Ok(false)),
+            "{options:?}"
+        );
+    }
+}

@@ -58,13 +58,32 @@ impl<'a> Tcp<'a> {
     /// Returns the shift of the sender's windows, an option of segments with SYN (RFC 7323, §2).
     #[must_use]
     pub fn window_shift(&self) -> Option<u8> {
-        let mut options = self.segment.get(TCP_BYTES..self.header_bytes)?;
+        self.option_at(3, 3).and_then(|at| self.segment.get(at + 2).copied())
+    }
+
+    /// Returns the longest segment that the sender takes, in bytes, an option of segments with SYN (RFC 9293, §3.7.1).
+    #[must_use]
+    pub fn segment_bytes_max(&self) -> Option<u16> {
+        let word = self.segment.get(self.segment_bytes_max_at()?..)?.first_chunk()?;
+        Some(u16::from_be_bytes(*word))
+    }
+
+    /// Returns where that is, from the beginning of the segment.
+    pub(super) fn segment_bytes_max_at(&self) -> Option<usize> {
+        self.option_at(2, 4).map(|at| at + 2)
+    }
+
+    /// Returns where an option of this kind and length begins.
+    fn option_at(&self, kind: u8, length: u8) -> Option<usize> {
+        let mut at = TCP_BYTES;
         loop {
-            match *options {
+            match *self.segment.get(at..self.header_bytes)? {
                 [] | [0, ..] => return None,
-                [1, ref rest @ ..] => options = rest,
-                [3, 3, shift, ..] => return Some(shift),
-                [_, length, ..] if length >= 2 => options = options.get(usize::from(length)..)?,
+                [1, ..] => at += 1,
+                [found, its, ..] if found == kind && its == length => {
+                    return (at + usize::from(length) <= self.header_bytes).then_some(at);
+                }
+                [_, its, ..] if its >= 2 => at += usize::from(its),
                 _ => return None,
             }
         }

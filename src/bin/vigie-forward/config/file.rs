@@ -226,6 +226,8 @@ frames_table! {
         #[serde(default)]
         publish: Vec<Publish>,
         #[serde(default)]
+        clamp_mss: bool,
+        #[serde(default)]
         state: Option<PathBuf>,
         #[serde(default = "table_main")]
         table: u32,

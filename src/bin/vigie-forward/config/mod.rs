@@ -383,6 +383,11 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "PROTOCOL:PORT=ADDRESS:PORT")]
     pub(crate) publish: Vec<Publish>,
 
+    /// Lowers the longest segment (MSS) that new TCP connections announce, in both directions, to what the smallest MTU of the
+    /// interfaces takes: for links on which ICMP is lost.
+    #[arg(long)]
+    pub(crate) clamp_mss: bool,
+
     /// A file in which translations are kept, so that connections outlive a restart. It is written every 10 s and at the end.
     /// Default: none.
     #[arg(long, value_name = "FILE")]

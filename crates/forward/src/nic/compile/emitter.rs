@@ -177,7 +177,8 @@ impl<'a> Emitter<'a> {
         self.program == ProgramKind::Tcx
     }
 
-    /// Returns the function that tells the time to a tick of the kernel, some 30 ns faster, where every kernel has it: at tcx.
+    /// Returns the function that tells the time of the kernel's last tick, which takes some 30 ns less. Only at tcx: every kernel with
+    /// tcx has it.
     pub(super) fn coarse_time(&self) -> Helper {
         if self.is_tcx() { Helper::MonotonicTimeCoarse } else { Helper::MonotonicTime }
     }

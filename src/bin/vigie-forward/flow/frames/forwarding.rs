@@ -15,7 +15,7 @@ use super::{
     program::{FlowInterface, FlowTaker},
     public_side::PublicSide,
     questions::Questions,
-    stages::{Guard, Router, Translator},
+    stages::{Guard, Router, SegmentLimit, Translator},
 };
 use crate::{
     config::{FlowKind, Nat, TransportProtocol},
@@ -135,6 +135,10 @@ pub(super) fn host_stages(
             let mut behind = checks();
             let translator = nat_stage(table, nat, public.address, (*outside, inside));
             behind.push(Box::new(Translator::new(translator, taker.clone())));
+            if nat.clamp_mss {
+                // A program passes every SYN up to these stages.
+                behind.push(Box::new(SegmentLimit::new(fib, *outside)));
+            }
             behind.push(Box::new(Ttl::new()));
             behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
             let answers_for = (!public.is_own).then_some((public.address, *outside));

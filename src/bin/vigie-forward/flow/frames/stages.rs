@@ -6,7 +6,7 @@ use vigie::{
     Instant,
     forward::{
         model::{Sees, StageModel, Writes},
-        packet::{ARP_BYTES, Arp, Ethernet, Packet, Port},
+        packet::{ARP_BYTES, Arp, Ethernet, Packet, Port, Transport},
         pipeline::{DropReason, Offload, Stage, Verdict},
         stages::{Nat as NatStage, RouteStage},
         tables::{Fib, FibReader, NatFlow, NatTuple},
@@ -168,6 +168,49 @@ impl Stage for Guard {
 
     fn offload(&self) -> Offload<'_> {
         Offload::host_only("the kernel gets those frames from a program")
+    }
+}
+
+/// Lowers the longest segment that TCP connections announce to what the smallest MTU of the interfaces takes.
+pub(super) struct SegmentLimit {
+    reader: FibReader,
+    last: Port,
+}
+
+/// The bytes of an MTU that a segment does not have: the headers of IPv4 and TCP.
+const HEADERS_BYTES: usize = 20 + 20;
+
+impl SegmentLimit {
+    /// Makes the stage for the interfaces from 0 to the last one.
+    pub(super) fn new(fib: &Fib, last: Port) -> Self {
+        Self { reader: fib.reader(), last }
+    }
+}
+
+impl Stage for SegmentLimit {
+    fn model(&self) -> StageModel {
+        StageModel::new("segment limit").sees(Sees::Header).writes(Writes::Yes)
+    }
+
+    fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
+        let is_syn = packet.headers().is_ok_and(|headers| {
+            headers.transport == Transport::Tcp
+                && packet.bytes().get(headers.transport_at + 13).is_some_and(|flags| flags & 2 != 0)
+        });
+        if is_syn {
+            let tables = self.reader.get();
+            let interfaces = (0..=self.last.0).filter_map(|port| tables.interface(Port(port)));
+            let limit = interfaces.map(|one| one.mtu.saturating_sub(HEADERS_BYTES)).min();
+            let limit = limit.and_then(|bytes| u16::try_from(bytes).ok()).unwrap_or(u16::MAX);
+            if packet.clamp_segment_bytes(limit).is_err() {
+                return Verdict::Drop(DropReason::Malformed);
+            }
+        }
+        Verdict::Pass
+    }
+
+    fn offload(&self) -> Offload<'_> {
+        Offload::host_only("programs pass SYNs up to the host")
     }
 }
 
