@@ -34,7 +34,7 @@ pub(super) struct Forward {
     /// Measure only these: `raw` or `framed` with --relay, and `echo`, `datagrams` or `tls`, which are measured only if they are named (they need
     /// `vigie-forward` beside this program, and two cores; two minutes); with --live, names of paths as in the results (host-xdp,
     /// testpmd-xdp, nic-route, …; `segments` is measured only if it is named: TCP through `vigie-forward`, which must be beside this
-    /// program, and through the kernel, by iperf3, two minutes; `frames` likewise: frames of 64 bytes, with ethtool, a minute; `operations`: what reloads, restarts and floods
+    /// program, and through the kernel, by iperf3, two minutes; `frames` likewise: frames of 64 bytes, with ethtool, two minutes; `operations`: what reloads, restarts and floods
     /// cost others, a minute).
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with_all = ["model", "over"])]
     only: Vec<String>,

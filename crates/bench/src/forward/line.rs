@@ -1,10 +1,11 @@
 //! A client and a server, with a router or a bridge between them: the kernel's, or `vigie-forward`.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use crate::error::Missing;
 use crate::host::Namespace;
@@ -178,6 +179,14 @@ impl ForwardCommand {
         self.signal(Signal::TERM)?;
         self.child.0.wait().map(drop).map_err(|error| error.to_string())
     }
+}
+
+/// Asks the instance at a stats socket for its report.
+pub(super) fn report(socket: &Path) -> Result<Value, String> {
+    let mut command = Command::new(program()?);
+    let output = command.args(["stats", "--json", "--socket"]).arg(socket).output();
+    let output = output.map_err(|error| format!("vigie-forward stats: {error}"))?;
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("vigie-forward stats: {error}"))
 }
 
 /// Returns where `vigie-forward` is.
