@@ -104,9 +104,9 @@ impl Plan for OperationsPlan {
                 Ok(found) => {
                     row = row.with_figure(TRIED, found.tried).with_figure(FAILED, found.failed);
                     row = row.with_figure("samples", found.samples);
-                    row = found
-                        .ratio
-                        .map_or_else(|| row.clone(), |it| row.clone().with_figure(RATIO, it));
+                    if let Some(ratio) = found.ratio {
+                        row = row.with_figure(RATIO, ratio);
+                    }
                 }
                 Err(failure) => row.failure = Some(failure),
             }
@@ -318,9 +318,8 @@ fn translated() -> Result<Found, String> {
     let line = Line::bare(LineForwarder::Nat)?;
     let arguments = format!("{NAT} --state {}", folder.0.join("state").display());
     let router = ForwardCommand::start(&line.router, &arguments)?;
-    let sockets =
-        |count| (0..count).map(|_| socket_in(&line.client, 0)).collect::<Result<Vec<_>, _>>();
-    let clients = sockets(TRANSLATIONS).map_err(text)?;
+    let clients = (0..TRANSLATIONS).map(|_| socket_in(&line.client, 0));
+    let clients = clients.collect::<Result<Vec<_>, _>>().map_err(text)?;
     let server = socket_in(&line.server, SERVER_PORT).map_err(text)?;
     for socket in clients.iter().chain([&server]) {
         socket.set_read_timeout(Some(SILENCE)).map_err(text)?;

@@ -32,7 +32,7 @@ impl SoftwareNicConfig {
         /// smaller buffers loses what does not fit.
         window_bytes: usize,
 
-        /// Gives each packet a tag under a key of its connection: 8 bytes, and about a nanosecond per byte, on either side. Both ends of a
+        /// Gives each packet a tag under a key of its connection in place of a CRC: 8 bytes, and about a nanosecond per byte, on either side. Both ends of a
         /// connection must agree. Default `false`: only calls have tags, and an attacker that can read packets in transit can forge some.
         is_tagged: bool,
     }

@@ -34,7 +34,7 @@
 //! # Costs
 //! Besides the kernel's copies: one copy on arrival; on departure one of each piece of memory of up to 4 KiB (two of those up to
 //! 512 bytes, of all if packets have tags, and on unreliable VIs), none of longer ones. All bytes are read once for the CRC on
-//! either side, at some 30 GB/s. A message of 8 bytes is one packet of 86 bytes.
+//! either side. A message of 8 bytes is one packet of 86 bytes.
 
 mod attempt;
 mod calls;

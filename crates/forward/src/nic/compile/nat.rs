@@ -41,7 +41,7 @@ impl Emitter<'_> {
         self.translate(kind, version);
     }
 
-    /// Notes the packet's time; the address of the translation is in R0, and kept. While the host may have packets of the flow, which
+    /// Notes the packet's time; the address of the translation is in R0 and in [`VALUE`]. While the host may have packets of the flow, which
     /// this one would overtake, it follows them.
     fn wait_for_host(&mut self, version: usize, exception: Label) {
         let [waits, taken_over] = [(); 2].map(|()| self.a.label());
