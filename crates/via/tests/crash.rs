@@ -6,6 +6,8 @@ mod killer;
 #[path = "../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
+#[path = "crash/member.rs"]
+mod member;
 #[path = "crash/rank.rs"]
 mod rank;
 
@@ -24,6 +26,8 @@ const RANK: &str = "in_a_role";
 /// All ranks connect before they exchange messages, or when they first need each other.
 const AT_ONCE: &str = "at once";
 const ON_DEMAND: &str = "on demand";
+/// As at once, and then exchange messages by communicators.
+const BY_COMMUNICATORS: &str = "by communicators";
 const SIZE: u32 = 3;
 /// More transmissions than a rank makes.
 const DEATHS_MAX: u64 = 2000;
@@ -64,13 +68,18 @@ fn in_a_role() {
     std::io::stdin().read_line(&mut line).expect("the addresses");
     let addresses: Vec<_> = line.split_whitespace().map(|text| Address(parse(text))).collect();
     assert_eq!(addresses.len(), usize::try_from(SIZE).expect("small"));
-    if connects == ON_DEMAND {
-        rank.introduce(&addresses, death);
-    } else {
-        rank.connect(&addresses);
-        rank.plan(death);
+    match connects {
+        ON_DEMAND => rank.introduce(&addresses, death),
+        _ => rank.connect(&addresses),
     }
-    rank.run();
+    match connects {
+        BY_COMMUNICATORS => member::run(rank.into_engine(), death),
+        AT_ONCE => {
+            rank.plan(death);
+            rank.run();
+        }
+        _ => rank.run(),
+    }
     assert_eq!(descriptor_count(), before, "descriptors are left");
     let maps = fs::read_to_string("/proc/self/maps").expect("proc");
     assert!(!maps.contains("vigie-shm"), "mappings are left: {maps}");
@@ -113,12 +122,12 @@ fn has_died(death: &str, ends: Vec<ExitStatus>) -> bool {
 /// that rank: requests that wait for it end in an error that names it, no rank hangs, the others'
 /// messages continue, and nothing is left behind. Method: three processes exchange messages of every
 /// kind; one kills itself before or after its k-th transmission, for each k until it ends regularly.
-fn dies_at_any_transmission(when: &str) {
+fn dies_at_any_transmission(connects: &str, when: &str) {
     let before = leavings();
     let mut death_count = 0;
     for k in 1..=DEATHS_MAX {
         let death = format!("{when} {k}");
-        let (addresses, ends) = run(AT_ONCE, &death);
+        let (addresses, ends) = run(connects, &death);
         let sockets = fs::read_to_string("/proc/net/unix").expect("proc");
         for address in addresses {
             // The name of the socket is in the address, behind five bytes.
@@ -137,12 +146,21 @@ fn dies_at_any_transmission(when: &str) {
 
 #[test]
 fn a_rank_may_die_before_any_transmission() {
-    dies_at_any_transmission("before");
+    dies_at_any_transmission(AT_ONCE, "before");
 }
 
 #[test]
 fn a_rank_may_die_after_any_transmission() {
-    dies_at_any_transmission("after");
+    dies_at_any_transmission(AT_ONCE, "after");
+}
+
+/// Goal: the same for sets of requests, and for duplicates of a communicator that come and go. Method: three processes exchange messages in one
+/// duplicate after the other, and wait for all of a round by a set.
+#[test]
+fn a_rank_may_die_amid_sets_and_duplicates() {
+    for when in ["before", "after"] {
+        dies_at_any_transmission(BY_COMMUNICATORS, when);
+    }
 }
 
 /// Goal: `kill -9` of a rank while it and the others connect is told to the survivors: what they want of it ends in an error that

@@ -47,6 +47,7 @@ pub const fn own_carriers() -> &'static [&'static Carrier] {
 
 static OWN: &[&Carrier] = &[
     &message_layer::MESSAGES,
+    &message_layer::HYBRID,
     &virtual_interface::VIRTUAL_INTERFACE,
     &limit::MAILBOX,
     &limit::RING,

@@ -60,6 +60,17 @@ pub enum Measure {
         /// Bytes of a message.
         bytes: u32,
     },
+    /// A message of this many bytes to a rank that has posted its receive and computes, without a call, until [`REST`](super::keys::REST) has
+    /// passed. What counts is the time from then on until an answer has come.
+    BusyReceiver {
+        /// Bytes of a message.
+        bytes: u32,
+    },
+    /// The same, where the sender computes once it has begun its send, and the receiver waits.
+    BusySender {
+        /// Bytes of a message.
+        bytes: u32,
+    },
     /// No operation at all: the others wait until the budget is spent.
     Quiet,
     /// A token of 8 bytes goes once around all ranks.
@@ -81,7 +92,7 @@ impl Measure {
         [Self::Ring, Self::AllToAll, Self::ManyToOne, Self::LateRound];
 
     /// The names of all cases.
-    pub(crate) const CASES: [&'static str; 14] = [
+    pub(crate) const CASES: [&'static str; 16] = [
         "latency",
         "window",
         "requests",
@@ -91,6 +102,8 @@ impl Measure {
         "synchronous",
         "loaned",
         "waiting",
+        "busyreceiver",
+        "busysender",
         "quiet",
         "ring",
         "alltoall",
@@ -110,6 +123,8 @@ impl Measure {
             Self::Synchronous { .. } => "synchronous",
             Self::Loaned { .. } => "loaned",
             Self::Waiting { .. } => "waiting",
+            Self::BusyReceiver { .. } => "busyreceiver",
+            Self::BusySender { .. } => "busysender",
             Self::Quiet => "quiet",
             Self::Ring => "ring",
             Self::AllToAll => "alltoall",
@@ -129,7 +144,9 @@ impl Measure {
             | Self::Any { bytes }
             | Self::Synchronous { bytes }
             | Self::Loaned { bytes }
-            | Self::Waiting { bytes } => bytes,
+            | Self::Waiting { bytes }
+            | Self::BusyReceiver { bytes }
+            | Self::BusySender { bytes } => bytes,
             _ => Self::TOKEN_BYTES,
         }
     }
@@ -147,6 +164,11 @@ impl Measure {
     /// Tells whether rank 0 rests before each operation, in which the others may fall asleep.
     pub(crate) const fn has_rests(self) -> bool {
         matches!(self, Self::Waiting { .. } | Self::LateRound)
+    }
+
+    /// Tells whether a rank computes in each operation, for [`REST`](super::keys::REST), which does not count.
+    pub(crate) const fn is_busy(self) -> bool {
+        matches!(self, Self::BusyReceiver { .. } | Self::BusySender { .. })
     }
 
     /// Tells whether a system that can only send and receive in order has this.
@@ -172,7 +194,7 @@ impl Measure {
             Self::Ring => ranks,
             // The time of a round is what counts.
             Self::Quiet => 1,
-            _ if self.is_round() => 1,
+            _ if self.is_round() || self.is_busy() => 1,
             _ if self.window() > 1 => self.window(),
             _ => 2,
         }

@@ -13,8 +13,10 @@ use vigie_via::protocol::{EngineConfig, EngineEvent, MessageEngine, SendMode};
 use vigie_via::shm::Shm;
 use vigie_via::vi::{Memory, Provider};
 
+use super::keys::REST;
 use super::virtual_interface::{ADDRESS_BYTES, address_of, leave_address};
 use super::{Carrier, CarrierKind, Measure, PingPong, RankContext, VIGIE};
+use crate::clock::now;
 use crate::error::Failure;
 
 /// vigie's message layer.
@@ -26,9 +28,23 @@ pub(crate) static MESSAGES: Carrier = Carrier {
     has: |_| true,
     link_bytes: ADDRESS_BYTES,
     is_remote: false,
-    open: |context| Ok(Box::new(Messages::open(context, Shm::open().map_err(Failure::runtime)?)?)),
+    open: |context| open(context, Flavor::UserLevel),
     program: None,
 };
+
+/// The same on the hybrid flavor, where a worker can move messages while another one computes.
+pub(crate) static HYBRID: Carrier = Carrier {
+    name: "vigie-hybrid",
+    label: "vigie, messages, hybrid flavor",
+    has: |measure| measure.is_busy(),
+    open: |context| open(context, Flavor::Hybrid),
+    ..MESSAGES
+};
+
+fn open(context: &RankContext, flavor: Flavor) -> Result<Box<dyn PingPong>, Failure> {
+    let nic = Shm::open().map_err(Failure::runtime)?;
+    Ok(Box::new(Messages::open_on(context, nic, flavor)?))
+}
 
 /// The discriminator of all connections of a run.
 pub(crate) const DISCRIMINATOR: &[u8] = b"pingpong";
@@ -54,6 +70,14 @@ pub(super) struct Messages<P: Provider> {
     rank: RankState<P>,
 }
 
+/// The computation of a rank: no call of the message layer.
+fn compute() {
+    let begun = now();
+    while begun.elapsed() < REST {
+        std::hint::spin_loop();
+    }
+}
+
 /// A small type, so that results without an error travel in registers.
 type BoxedFailure = Box<Failure>;
 
@@ -76,8 +100,12 @@ struct RankState<P: Provider> {
 }
 
 impl<P: Provider + Send + 'static> Messages<P> {
-    pub(super) fn open(context: &RankContext, mut nic: P) -> Result<Self, Failure> {
-        let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
+    pub(super) fn open(context: &RankContext, nic: P) -> Result<Self, Failure> {
+        Self::open_on(context, nic, Flavor::UserLevel)
+    }
+
+    fn open_on(context: &RankContext, mut nic: P, flavor: Flavor) -> Result<Self, Failure> {
+        let runtime = Runtime::builder().flavor(flavor).build();
         let runtime = runtime.map_err(Failure::runtime)?;
         nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
         let address = nic.address();
@@ -169,24 +197,28 @@ impl<P: Provider + Send + 'static> RankState<P> {
         Ok(())
     }
 
+    /// Begins to send a message; a long one from memory that the receiver can read.
+    fn start_send(&mut self, bytes: u32, tag: u32) -> Result<SendRequest<P>, BoxedFailure> {
+        if bytes < LONG_BYTES {
+            let bytes = self.outgoing.clone();
+            return Ok(self.all.start_send(self.next, tag, SendMode::Standard, bytes)?);
+        }
+        let memory = match &self.memory {
+            Some(memory) => memory,
+            None => {
+                let memory = self.all.buffer(self.outgoing.len())?;
+                memory.write(0, &self.outgoing).map_err(Failure::runtime)?;
+                self.memory.insert(memory)
+            }
+        };
+        let part = (memory, 0, u64::from(bytes));
+        Ok(self.all.start_send_memory(self.next, tag, SendMode::Standard, part)?)
+    }
+
     /// Sends a window of messages by requests, and waits for all of them.
     async fn send_by_requests(&mut self, bytes: u32, window: u32) -> Result<(), BoxedFailure> {
-        if bytes >= LONG_BYTES && self.memory.is_none() {
-            let memory = self.all.buffer(self.outgoing.len())?;
-            memory.write(0, &self.outgoing).map_err(Failure::runtime)?;
-            self.memory = Some(memory);
-        }
         for _ in 0..window {
-            let request = match &self.memory {
-                Some(memory) => {
-                    let part = (memory, 0, u64::from(bytes));
-                    self.all.start_send_memory(self.next, 0, SendMode::Standard, part)?
-                }
-                None => {
-                    let bytes = self.outgoing.clone();
-                    self.all.start_send(self.next, 0, SendMode::Standard, bytes)?
-                }
-            };
+            let request = self.start_send(bytes, 0)?;
             self.sends.push(request);
         }
         for mut request in self.sends.drain(..) {
@@ -298,6 +330,35 @@ impl<P: Provider + Send + 'static> RankState<P> {
         Ok(is_last)
     }
 
+    /// Leads a message between ranks of which one computes.
+    async fn lead_busy(&mut self, measure: Measure) -> Result<(), BoxedFailure> {
+        self.all.send(self.next, 0, &self.outgoing[..1]).await?;
+        self.all.recv_into(self.before, 0, &mut self.incoming[..1]).await?;
+        let mut request = self.start_send(measure.bytes(), 1)?;
+        if let Measure::BusySender { .. } = measure {
+            compute();
+        }
+        request.wait().await?;
+        self.all.recv_into(self.before, 0, &mut self.incoming[..1]).await?;
+        Ok(())
+    }
+
+    /// Its other side.
+    async fn follow_busy(&mut self, measure: Measure) -> Result<bool, BoxedFailure> {
+        self.all.recv_into(self.before, 0, &mut self.incoming[..1]).await?;
+        let is_last = self.incoming[0] == STOP;
+        if !is_last {
+            let mut request = self.all.start_recv(self.before, 1);
+            self.all.send(self.next, 0, &self.outgoing[..1]).await?;
+            if let Measure::BusyReceiver { .. } = measure {
+                compute();
+            }
+            request.wait_into(&mut self.incoming[..]).await?;
+        }
+        self.all.send(self.next, 0, &self.outgoing[..1]).await?;
+        Ok(is_last)
+    }
+
     fn answer(&self, measure: Measure) -> usize {
         if measure.window() > 1 { 1 } else { self.incoming.len() }
     }
@@ -311,6 +372,10 @@ impl<P: Provider + Send + 'static> RankState<P> {
         for _ in 0..count {
             if measure.is_round() {
                 self.round(measure).await?;
+                continue;
+            }
+            if measure.is_busy() {
+                self.lead_busy(measure).await?;
                 continue;
             }
             match measure {
@@ -344,6 +409,10 @@ impl<P: Provider + Send + 'static> RankState<P> {
             while !self.round(measure).await? {}
             return Ok(());
         }
+        if measure.is_busy() {
+            while !self.follow_busy(measure).await? {}
+            return Ok(());
+        }
         let (whole, answer) = (self.incoming.len(), self.answer(measure));
         loop {
             self.receive(measure, whole).await?;
@@ -373,6 +442,11 @@ impl<P: Provider + Send + 'static> PingPong for Messages<P> {
         let stopped = runtime.block_on(async {
             if measure.is_round() {
                 return rank.round(measure).await.map(drop);
+            }
+            if measure.is_busy() {
+                rank.all.send(rank.next, 0, &rank.outgoing[..1]).await?;
+                rank.all.recv_into(rank.before, 0, &mut rank.incoming[..1]).await?;
+                return Ok(());
             }
             rank.send(measure, &rank.outgoing).await?;
             rank.receive(measure, answer).await

@@ -11,6 +11,8 @@
 //! | [`Measure::Synchronous`] | as latency, but each send completes at its match | time one way |
 //! | [`Measure::Loaned`] | as latency, in a buffer of the system's own, without copies | time one way |
 //! | [`Measure::Waiting`] | as latency, to a peer that has been idle for 2 ms | time one way |
+//! | [`Measure::BusyReceiver`] | a message to a rank that has posted its receive and computes for 2 ms | time from then on until it is answered |
+//! | [`Measure::BusySender`] | the same from a rank that computes once it has begun its send | the same |
 //! | [`Measure::Quiet`] | nothing comes | processor time of the waiter |
 //! | [`Measure::Ring`] | a token goes around 4 to 32 ranks on two cores | time and processor time per hop |
 //! | [`Measure::AllToAll`] | each of as many ranks sends to each other one | time and processor time per round |

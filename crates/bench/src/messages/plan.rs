@@ -31,6 +31,9 @@ const UNEXPECTED: u32 = 256;
 /// Messages that wait for a receiver that comes late.
 const BACKLOG: u32 = 100_000;
 
+/// Sizes of messages to ranks that compute, and from them.
+const BUSY_SIZES: [u32; 4] = [SMALL, 32_768, 262_144, 1_048_576];
+
 /// Bytes of small messages.
 const SMALL: u32 = 8;
 
@@ -108,7 +111,10 @@ impl PingPongPlan {
             Measure::Waiting { bytes: SMALL },
             Measure::Quiet,
         ];
-        latencies.chain(others).collect()
+        let busy = BUSY_SIZES.into_iter().flat_map(|bytes| {
+            [Measure::BusyReceiver { bytes }, Measure::BusySender { bytes }]
+        });
+        latencies.chain(others).chain(busy).collect()
     }
 
     /// The jobs of one system in one turn: the measures of two ranks together, each crowd

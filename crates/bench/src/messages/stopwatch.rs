@@ -62,11 +62,15 @@ fn timed(
         }
         let at = now();
         rank.perform(measure, measure_result.operations)?;
-        let elapsed = at.elapsed();
+        let computed = if measure.is_busy() { REST } else { Duration::ZERO };
+        let elapsed = at.elapsed().saturating_sub(computed);
         measure_result.operations_all += u64::from(measure_result.operations);
         if is_warm {
             measure_result.samples_ns.push(nanoseconds(elapsed));
-        } else if elapsed < SAMPLE_MIN && measure_result.operations < OPERATIONS_MAX {
+        } else if elapsed < SAMPLE_MIN
+            && measure_result.operations < OPERATIONS_MAX
+            && !measure.is_busy()
+        {
             measure_result.operations *= 2;
         }
         if is_warm && begun.elapsed() >= budget {

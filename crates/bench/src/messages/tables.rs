@@ -34,6 +34,16 @@ pub(super) fn all(rows: &[Row]) -> String {
         times(rows, "synchronous", "Synchronous send, one way"),
         times(rows, "loaned", "Loaned buffer, one way"),
         waiting(rows),
+        times(
+            rows,
+            "busyreceiver",
+            "To a rank that has posted its receive and computes for 2 ms, time from then on",
+        ),
+        times(
+            rows,
+            "busysender",
+            "From a rank that computes for 2 ms once it has begun its send, time from then on",
+        ),
         crowd(rows, "ring", "Token around a ring on two cores: time and processor time per hop"),
         crowd(rows, "alltoall", "All to all on two cores: time and processor time per round"),
         crowd(rows, "manytoone", "Many to one on two cores: time and processor time per round"),

@@ -70,7 +70,8 @@ impl<P: Provider> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageErrorKind::NoContext`] at all ranks, if one has none left; [`RequestError::PeerFailed`] at all that are left, if a rank
-    /// has failed.
+    /// has failed before. A rank that dies meanwhile may be named to some, while others get their duplicate: their first use of it
+    /// that waits for that rank fails.
     pub async fn duplicate_together(&self) -> Result<Self, MessageError> {
         let mut most = AGREEMENT - 1;
         loop {

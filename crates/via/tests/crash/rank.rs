@@ -81,6 +81,11 @@ impl Rank {
         self.engine.nic().address()
     }
 
+    /// Returns what the rank is made of.
+    pub(crate) fn into_engine(self) -> MessageEngine<Killer> {
+        self.engine
+    }
+
     fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         let own = self.rank;
         (0..self.size).filter(move |rank| *rank != own)

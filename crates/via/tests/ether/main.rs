@@ -3,6 +3,7 @@
 //! All tests run in their own namespaces, and report where that is not possible.
 
 mod conforming;
+mod damage;
 #[path = "../../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;

@@ -52,6 +52,36 @@ static void receive_message(void *into, int bytes) {
     MPI_Recv(into, bytes, MPI_BYTE, source, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
+static uint64_t busy_ns;
+
+/* The rank's computation: no call of the library. */
+static void compute(void) {
+    for (uint64_t begun = now_ns(); now_ns() - begun < busy_ns;) {}
+}
+
+static int is_busy(const struct measure *measure) { return strchr("RS", measure->kind) != NULL; }
+
+/* A message between ranks of which one computes, from `go` to the answer. */
+static void busy_leads(const struct measure *measure) {
+    MPI_Request request;
+    MPI_Send(outgoing, 1, MPI_BYTE, next, 1, MPI_COMM_WORLD);
+    receive_message(incoming, 1);
+    MPI_Isend(outgoing, measure->bytes, MPI_BYTE, next, 2, MPI_COMM_WORLD, &request);
+    if (measure->kind == 'S') compute();
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    receive_message(incoming, 1);
+}
+
+/* Its other side, after `go`. */
+static void busy_follows(const struct measure *measure) {
+    MPI_Request request;
+    MPI_Irecv(incoming, measure->bytes, MPI_BYTE, before, 2, MPI_COMM_WORLD, &request);
+    MPI_Send(outgoing, 1, MPI_BYTE, next, 1, MPI_COMM_WORLD);
+    if (measure->kind == 'R') compute();
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    MPI_Send(outgoing, 1, MPI_BYTE, next, 1, MPI_COMM_WORLD);
+}
+
 static int is_round(const struct measure *measure) { return strchr("ALM", measure->kind) != NULL; }
 
 static void send_to(int to, const struct measure *measure) {
@@ -86,6 +116,8 @@ static void perform(const struct measure *measure, uint32_t count) {
     for (uint32_t done = 0; done < count; done++) {
         if (is_round(measure)) {
             one_round(measure);
+        } else if (is_busy(measure)) {
+            busy_leads(measure);
         } else if (measure->kind == 'u') {
             for (int at = 0; at < measure->window; at++)
                 MPI_Send(outgoing, measure->bytes, MPI_BYTE, next, 2 + at, MPI_COMM_WORLD);
@@ -114,6 +146,11 @@ static void stop(const struct measure *measure) {
         one_round(measure);
         return;
     }
+    if (is_busy(measure)) {
+        MPI_Send(outgoing, 1, MPI_BYTE, next, 1, MPI_COMM_WORLD);
+        receive_message(incoming, 1);
+        return;
+    }
     send_message(measure, outgoing, measure->bytes);
     receive_message(incoming, measure->window > 1 ? 1 : measure->bytes);
 }
@@ -123,6 +160,15 @@ static void follow(const struct measure *measure) {
     for (int is_last = 0; !is_last;) {
         if (is_round(measure)) {
             is_last = one_round(measure);
+            continue;
+        }
+        if (is_busy(measure)) {
+            receive_message(incoming, 1);
+            is_last = incoming[0] == STOP;
+            if (is_last)
+                MPI_Send(outgoing, 1, MPI_BYTE, next, 1, MPI_COMM_WORLD);
+            else
+                busy_follows(measure);
             continue;
         }
         receive_message(incoming, measure->bytes);
@@ -164,6 +210,16 @@ static size_t lead(const struct measure *measure, uint64_t budget_ns, useconds_t
         } while (count < samples_max && now_ns() - begun < budget_ns);
         return count;
     }
+    if (is_busy(measure)) {
+        do {
+            uint64_t at = now_ns();
+            perform(measure, 1);
+            uint64_t elapsed = now_ns() - at;
+            samples[count++] = elapsed > busy_ns ? elapsed - busy_ns : 0;
+            ++*all;
+        } while (count < samples_max && now_ns() - begun < budget_ns);
+        return count;
+    }
     for (;;) {
         int is_warm = now_ns() - begun >= budget_ns / 4;
         uint64_t at = now_ns();
@@ -187,6 +243,8 @@ static int parse(const char *word, struct measure *measure) {
     if (strcmp(name, "alltoall") == 0) measure->kind = 'A';
     if (strcmp(name, "lateround") == 0) measure->kind = 'L';
     if (strcmp(name, "manytoone") == 0) measure->kind = 'M';
+    if (strcmp(name, "busyreceiver") == 0) measure->kind = 'R';
+    if (strcmp(name, "busysender") == 0) measure->kind = 'S';
     return 1;
 }
 
@@ -234,6 +292,7 @@ int main(int argc, char **argv) {
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     alarm((unsigned)atoi(argv[4]));
+    busy_ns = (uint64_t)atoi(argv[3]) * 1000u;
     pin(argv[1]);
     uint64_t *samples = malloc(SAMPLES_MAX * sizeof *samples);
     int bytes_max = 8;
