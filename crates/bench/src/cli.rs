@@ -19,6 +19,7 @@ use crate::cases::echo::EchoPlan;
 use crate::cases::fairness::FairnessPlan;
 use crate::cases::periodic::PeriodicPlan;
 use crate::cases::service::ServicePlan;
+use crate::drawn::DrawnPlan;
 use crate::error::BenchError;
 use crate::files::FilesPlan;
 use crate::goals::{self, Area};
@@ -133,6 +134,9 @@ measurements! {
     Timers(TimersPlan),
     /// Reaction beside tasks that wait in barriers, for messages and for datagrams (a minute).
     Waits(WaitsPlan),
+    /// Random programs of messages and attacks on them, by the tests that draw them, for the goals (ten minutes; in a checkout).
+    #[command(hide = true)]
+    Drawn(DrawnPlan),
     /// The activity of a server that is left alone, for the goals.
     #[command(hide = true)]
     Idle(IdlePlan),

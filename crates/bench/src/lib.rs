@@ -81,6 +81,7 @@ mod workload;
 mod runner;
 
 mod cases;
+mod drawn;
 mod idle;
 mod interrupts;
 mod pending;

@@ -1,5 +1,5 @@
 //! Random programs that are legal by MPI 5.0, section 3.5, among ranks that threads or tasks carry out, over shared memory
-//! and UDP: none may hang. `SIM_RUNS=10000` tries more of them; `SIM_SEED` draws a program again, though not the order in
+//! and UDP, by all kinds of sends, receives, probes and sets of requests: none may hang. `SIM_RUNS=10000` tries more of them; `SIM_SEED` draws a program again, though not the order in
 //! which threads run it. `protocol/progress.rs` runs the same programs over the simulated network.
 
 #[path = "../../../tests/kit/mod.rs"]
@@ -14,7 +14,7 @@ mod programs;
 mod ranks;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -26,8 +26,11 @@ use std::{
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime, yield_now};
 use vigie_via::{
-    message::{Communicator, Endpoint, Message, SourceFilter},
-    protocol::{EngineConfig, SendMode},
+    message::{
+        Communicator, Endpoint, Message, MessageError, MessageErrorKind, ReceiveRequest,
+        RequestOutcome, RequestSet, SendRequest, SourceFilter,
+    },
+    protocol::{EngineConfig, SendError, SendMode, Status},
     shm::Shm,
     software_nic::{Secret, SoftwareNicConfig},
     udp::Udp,
@@ -89,16 +92,17 @@ impl Program {
         if has_wildcard { SourceFilter::Any } else { SourceFilter::Rank(from) }
     }
 
-    fn check(&self, number: usize, message: &Message) {
+    fn check(&self, number: usize, (status, bytes): &Received) {
         let Transfer { from, body, .. } = &self.transfers[number];
-        assert_eq!(message.status.source, *from);
-        assert!(message.bytes == *body, "message {number}");
+        assert_eq!(status.source, *from);
+        assert!(bytes == body, "message {number}");
     }
 
     /// Carries the program out; in the end no rank has anything left to do.
     async fn run<P: Provider>(mut self, all: Communicator<P>) {
         let all = [all.clone(), all.duplicate().expect("a context")];
-        let (mut sends, mut receives) = (BTreeMap::new(), BTreeMap::new());
+        let mut requests = Requests::new(&all[0]);
+        let transfers = Arc::clone(&self.transfers);
         for step in std::mem::take(&mut self.steps) {
             self.pause().await;
             let (Step::Send(number)
@@ -107,36 +111,30 @@ impl Program {
             | Step::WaitSend(number)
             | Step::StartReceive(number)
             | Step::WaitReceive(number)) = step;
-            let Transfer { to, context, ref body, mode, .. } = self.transfers[number];
-            let (way, tag) = (&all[usize::from(context)], Self::tag(number));
+            let transfer = &transfers[number];
+            let way = &all[usize::from(transfer.context)];
             match step {
-                Step::Send(_) if mode == SendMode::Synchronous => {
-                    way.send_sync(to, tag, body).await.expect("sent");
-                }
-                Step::Send(_) => way.send(to, tag, body).await.expect("sent"),
+                Step::Send(_) => self.send(way, number).await.expect("sent"),
                 Step::StartSend(_) => {
+                    let Transfer { to, ref body, mode, .. } = *transfer;
                     let started = if number.is_multiple_of(3) && !body.is_empty() {
                         let memory = way.buffer(body.len()).expect("memory");
                         memory.write(0, body).expect("inside");
-                        way.start_send_memory(to, tag, mode, (&memory, 0, body.len() as u64))
+                        let part = (&memory, 0, body.len() as u64);
+                        way.start_send_memory(to, Self::tag(number), mode, part)
                     } else {
-                        way.start_send(to, tag, mode, body.clone())
+                        way.start_send(to, Self::tag(number), mode, body.clone())
                     };
-                    sends.insert(number, started.expect("begins"));
+                    requests.add_send(number, started.expect("begins"), self.random.bool());
                 }
-                Step::WaitSend(_) => {
-                    let mut request = sends.remove(&number).expect("it was started");
-                    request.wait().await.expect("sent");
-                }
+                Step::WaitSend(_) => requests.sent(number).await,
                 Step::StartReceive(_) => {
-                    receives.insert(number, way.start_recv(self.source(number), tag));
+                    let started = way.start_recv(self.source(number), Self::tag(number));
+                    requests.add_receive(number, started, self.random.bool());
                 }
-                Step::WaitReceive(_) => {
-                    let mut request = receives.remove(&number).expect("it was started");
-                    self.check(number, &request.wait().await.expect("received"));
-                }
+                Step::WaitReceive(_) => self.check(number, &requests.received(number).await),
                 Step::Receive(_) => {
-                    let message = way.recv(self.source(number), tag).await.expect("received");
+                    let message = self.receive(way, number).await.expect("received");
                     self.check(number, &message);
                 }
             }
@@ -147,6 +145,150 @@ impl Program {
         }
         for rank in (0..all.size()).filter(|rank| *rank != all.rank()) {
             all.recv(rank, END).await.expect("it ends, too");
+        }
+    }
+
+    /// Sends a message by one of the calls that return when its bytes may be changed.
+    async fn send<P: Provider>(
+        &mut self,
+        way: &Communicator<P>,
+        number: usize,
+    ) -> Result<(), MessageError> {
+        let (tag, transfers) = (Self::tag(number), Arc::clone(&self.transfers));
+        let Transfer { to, ref body, mode, .. } = transfers[number];
+        if mode == SendMode::Synchronous {
+            return way.send_sync(to, tag, body).await;
+        }
+        match self.random.u32(0..4) {
+            0 => {
+                let loan = way.loan(to, u32::try_from(body.len()).expect("short"))?;
+                loan.write_at(0, body).expect("inside");
+                way.send_loaned(loan, tag).await
+            }
+            1 => match way.send_buffered(to, tag, body) {
+                Err(error) if is_full(&error) => way.send(to, tag, body).await,
+                sent => sent,
+            },
+            _ => way.send(to, tag, body).await,
+        }
+    }
+
+    /// Receives a message by one of the calls that return with it.
+    async fn receive<P: Provider>(
+        &mut self,
+        way: &Communicator<P>,
+        number: usize,
+    ) -> Result<Received, MessageError> {
+        let (tag, source) = (Self::tag(number), self.source(number));
+        match self.random.u32(0..6) {
+            0 => way.matched_probe(source, tag).await?.recv().await.map(parts),
+            1 => {
+                let found = way.probe(source, tag).await?;
+                let message = way.recv(found.source, tag).await?;
+                assert_eq!(found.length, message.status.length);
+                Ok(parts(message))
+            }
+            2 => {
+                let view = way.recv_view(source, tag).await?;
+                let status = view.status();
+                let mut bytes = vec![0; usize::try_from(status.length).expect("it fits")];
+                view.read_at(0, &mut bytes).expect("inside");
+                Ok((status, bytes))
+            }
+            3 => {
+                let mut bytes = vec![0; self.transfers[number].body.len()];
+                let status = way.recv_into(source, tag, &mut bytes[..]).await?;
+                Ok((status, bytes))
+            }
+            _ => way.recv(source, tag).await.map(parts),
+        }
+    }
+}
+
+/// A message: its status and its bytes.
+type Received = (Status, Vec<u8>);
+
+fn parts(message: Message) -> Received {
+    (message.status, message.bytes)
+}
+
+/// Whether a send failed because the buffer for such sends is full.
+fn is_full(error: &MessageError) -> bool {
+    matches!(error.kind(), MessageErrorKind::Send(SendError::BufferFull { .. }))
+}
+
+/// The requests of a rank that have begun, by the numbers of their messages; some are in a set.
+struct Requests<P: Provider> {
+    sends: BTreeMap<usize, SendRequest<P>>,
+    receives: BTreeMap<usize, ReceiveRequest<P>>,
+    set: RequestSet<P>,
+    /// The messages of the set's requests.
+    members: BTreeMap<usize, usize>,
+    /// What the set returned before it was asked for.
+    sent: BTreeSet<usize>,
+    received: BTreeMap<usize, Received>,
+}
+
+impl<P: Provider> Requests<P> {
+    fn new(all: &Communicator<P>) -> Self {
+        Self {
+            sends: BTreeMap::new(),
+            receives: BTreeMap::new(),
+            set: all.request_set(),
+            members: BTreeMap::new(),
+            sent: BTreeSet::new(),
+            received: BTreeMap::new(),
+        }
+    }
+
+    fn add_send(&mut self, number: usize, request: SendRequest<P>, joins_set: bool) {
+        if joins_set {
+            let member = self.set.push_send(request).expect("of the same endpoint");
+            self.members.insert(member, number);
+        } else {
+            self.sends.insert(number, request);
+        }
+    }
+
+    fn add_receive(&mut self, number: usize, request: ReceiveRequest<P>, joins_set: bool) {
+        if joins_set {
+            let member = self.set.push_recv(request).expect("of the same endpoint");
+            self.members.insert(member, number);
+        } else {
+            self.receives.insert(number, request);
+        }
+    }
+
+    /// Waits for the next request of the set.
+    async fn take_next(&mut self) {
+        let (member, ended) = self.set.wait_any().await.expect("it was started");
+        let number = self.members[&member];
+        match ended.expect("sent or received") {
+            RequestOutcome::Sent => drop(self.sent.insert(number)),
+            RequestOutcome::Received(message) => {
+                self.received.insert(number, parts(message));
+            }
+        }
+    }
+
+    async fn sent(&mut self, number: usize) {
+        if let Some(mut request) = self.sends.remove(&number) {
+            return request.wait().await.expect("sent");
+        }
+        while !self.sent.remove(&number) {
+            self.take_next().await;
+        }
+    }
+
+    async fn received(&mut self, number: usize) -> Received {
+        if let Some(mut request) = self.receives.remove(&number) {
+            return request.wait().await.map(parts).expect("received");
+        }
+        loop {
+            if let Some(message) = self.received.remove(&number) {
+                return message;
+            }
+            self.take_next().await;
         }
     }
 }

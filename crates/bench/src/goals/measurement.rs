@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::cluster;
 use crate::forward;
 use crate::loads;
+use crate::messages;
 use crate::report::{Figure, Row, largest, smallest};
 
 /// What a goal takes from the rows: a figure of one row or of several, or what a measurement has worked out itself.
@@ -34,6 +35,7 @@ pub(super) enum Measurement {
     ShareOfRandom,
     ShareOfNamed,
     WorstOfRandom,
+    FourthOfMessages,
 }
 
 impl Measurement {
@@ -61,6 +63,7 @@ impl Measurement {
             Self::ShareOfRandom => loads::share(rows, true),
             Self::ShareOfNamed => loads::share(rows, false),
             Self::WorstOfRandom => loads::worst_of_random(rows),
+            Self::FourthOfMessages => messages::fourth(rows),
         }
     }
 
@@ -267,15 +270,18 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 54] = [
+const CASES: [&str; 57] = [
     "alltoall",
     "any",
     "backlog",
     "barrier",
     "barrier-sim",
     "barrier-sim-four-ary",
+    "busyreceiver",
+    "busysender",
     "container",
     "crowd",
+    "drawn",
     "echo",
     "fairness",
     "files",

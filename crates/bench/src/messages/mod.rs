@@ -30,6 +30,7 @@
 mod blocking;
 mod carrier;
 pub(crate) mod datagram;
+mod judge;
 mod keys;
 mod limit;
 mod list;
@@ -53,6 +54,7 @@ use self::blocking::{Channel, blocking};
 pub(crate) use self::carrier::UnknownCarrier;
 pub use self::carrier::{CarrierKind, PingPong};
 use self::carrier::{Prepared, Run, VIGIE, VIGIE_VI};
+pub(crate) use self::judge::fourth;
 use self::list::own;
 pub use self::list::own_carriers;
 pub(crate) use self::list::{carriers, named};

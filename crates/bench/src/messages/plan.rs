@@ -111,9 +111,9 @@ impl PingPongPlan {
             Measure::Waiting { bytes: SMALL },
             Measure::Quiet,
         ];
-        let busy = BUSY_SIZES.into_iter().flat_map(|bytes| {
-            [Measure::BusyReceiver { bytes }, Measure::BusySender { bytes }]
-        });
+        let busy = BUSY_SIZES
+            .into_iter()
+            .flat_map(|bytes| [Measure::BusyReceiver { bytes }, Measure::BusySender { bytes }]);
         latencies.chain(others).chain(busy).collect()
     }
 

@@ -24,7 +24,8 @@ const KINDS: [(usize, SendMode); 4] = [
 ];
 
 fn body(from: u32, to: u32, round: u8, tag: u32) -> Vec<u8> {
-    let place = u64::from(from) << 48 | u64::from(to) << 40 | u64::from(tag) << 8 | u64::from(round);
+    let place =
+        u64::from(from) << 48 | u64::from(to) << 40 | u64::from(tag) << 8 | u64::from(round);
     let mut rng = fastrand::Rng::with_seed(place);
     (0..KINDS[tag as usize].0).map(|_| rng.u8(..)).collect()
 }
