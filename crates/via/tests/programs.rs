@@ -122,6 +122,8 @@ impl Program {
                         memory.write(0, body).expect("inside");
                         let part = (&memory, 0, body.len() as u64);
                         way.start_send_memory(to, Self::tag(number), mode, part)
+                    } else if number % 3 == 1 {
+                        way.start_send_kept(to, Self::tag(number), mode, body.clone())
                     } else {
                         way.start_send(to, Self::tag(number), mode, body.clone())
                     };

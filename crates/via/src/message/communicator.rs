@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     protocol::{
-        Begun, MessageEngine, Pattern, Payload, RequestId, SendError, SendMode, SendState, Sink,
-        Status,
+        Begun, KeptBytes, MessageEngine, Pattern, Payload, RequestId, SendError, SendMode,
+        SendState, Sink, Status,
     },
     vi::{Provider, Region},
     world::Rank,
@@ -324,6 +324,21 @@ impl<P: Provider> Communicator<P> {
             return Ok(SendRequest { pending: None });
         }
         self.start(dest, tag, mode, Payload::Owned(bytes))
+    }
+
+    /// Begins to send bytes of any owner, which the request keeps: [`KeptBytes`]. The send goes on whether or not you await it. Long
+    /// messages are read from the owner as the receiver has room, without a copy; the owner is dropped when the request has ended.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn start_send_kept(
+        &self,
+        dest: u32,
+        tag: u32,
+        mode: SendMode,
+        owner: impl AsRef<[u8]> + Send + 'static,
+    ) -> Result<SendRequest<P>, MessageError> {
+        self.start(dest, tag, mode, Payload::Kept(KeptBytes::new(owner)))
     }
 
     /// Begins to send a piece of registered memory, which the receiver takes in one copy where both sides can.

@@ -71,7 +71,7 @@ pub use envelope::{Control, Envelope, FrameKind, Opening};
 pub use loan::{Committed, Loan};
 pub use matching::{Label, Pattern};
 pub(crate) use payload::put_all;
-pub use payload::{Discard, Layout, Payload, Scattered, Sink};
+pub use payload::{Discard, KeptBytes, Layout, Payload, Scattered, Sink};
 pub use reliable::ErrorControlCounters;
 pub use request::{CancelState, RequestId, SendMode, SendState, Status};
 pub use state::{EngineEvent, MessageCounters, MessageEngine};

@@ -1,6 +1,6 @@
 //! The source and the destination of a message's bytes.
 
-use std::io::IoSlice;
+use std::{fmt, io::IoSlice};
 
 use super::to_u64;
 use crate::vi::{Memory, Region};
@@ -14,6 +14,8 @@ pub enum Payload<'a> {
     Borrowed(&'a [IoSlice<'a>]),
     /// Bytes that the engine keeps until they are sent, without further calls.
     Owned(Vec<u8>),
+    /// The same of any owner.
+    Kept(KeptBytes),
     /// A piece of memory that the engine registers, if the message is long, and keeps registered for the next
     /// time: see [`RegistrationCache`](crate::vi::RegistrationCache). A
     /// [buffer](super::MessageEngine::buffer) is best, since peers can always reach it.
@@ -35,6 +37,59 @@ pub enum Payload<'a> {
         /// Its length in bytes.
         length: u64,
     },
+}
+
+/// Bytes that stay where they are, and as they are, as long as their owner lives: an `Arc<[u8]>`, a static slice, a mapped file.
+///
+/// A library that sends from a buffer of its caller, as an MPI library must, makes an owner of its own: it promises by an `unsafe`
+/// constructor that the buffer stays until the request has ended, and the engine can read it whenever the transport has room, not
+/// only while the caller polls.
+///
+/// # Examples
+/// ```
+/// use vigie_via::protocol::KeptBytes;
+///
+/// struct Borrowed(*const u8, usize);
+/// impl Borrowed {
+///     /// # Safety
+///     /// The bytes are readable, and not changed, until the request that sends them has ended.
+///     unsafe fn new(at: *const u8, length: usize) -> Self {
+///         Self(at, length)
+///     }
+/// }
+/// impl AsRef<[u8]> for Borrowed {
+///     fn as_ref(&self) -> &[u8] {
+///         // SAFETY: promised by the caller of `new`.
+///         unsafe { std::slice::from_raw_parts(self.0, self.1) }
+///     }
+/// }
+/// // SAFETY: bytes that do not change can be read by any thread.
+/// unsafe impl Send for Borrowed {}
+///
+/// let buffer = [7; 100];
+/// // SAFETY: `buffer` outlives `kept`.
+/// let kept = KeptBytes::new(unsafe { Borrowed::new(buffer.as_ptr(), buffer.len()) });
+/// assert_eq!(kept.as_ref(), [7; 100]);
+/// ```
+pub struct KeptBytes(Box<dyn AsRef<[u8]> + Send>);
+
+impl KeptBytes {
+    /// Takes the owner, which is dropped when the bytes have been sent, or will not be.
+    pub fn new(owner: impl AsRef<[u8]> + Send + 'static) -> Self {
+        Self(Box::new(owner))
+    }
+}
+
+impl AsRef<[u8]> for KeptBytes {
+    fn as_ref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
+impl fmt::Debug for KeptBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeptBytes").field(&self.as_ref().len()).finish()
+    }
 }
 
 /// The destination of a message: the receiver's own memory, in whatever layout.

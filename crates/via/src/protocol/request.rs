@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, fmt};
 
 use super::{
-    RequestError,
+    KeptBytes, RequestError,
     matching::{Label, NodeId, Pattern},
     to_u64,
 };
@@ -150,6 +150,7 @@ pub(super) enum SendBody {
     /// With the owner, who passes them again when it polls.
     Borrowed,
     Owned(Vec<u8>),
+    Kept(KeptBytes),
     Memory {
         memory: Memory,
         offset: u64,

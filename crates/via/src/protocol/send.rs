@@ -60,7 +60,7 @@ fn first_frame(
     };
     let has_bytes = match &send.body {
         SendBody::Borrowed => has_borrowed,
-        SendBody::Owned(_) => true,
+        SendBody::Owned(_) | SendBody::Kept(_) => true,
         SendBody::Memory { .. } => remote.is_none(),
     };
     let room = whole_lines(max - to_u64(ENVELOPE_BYTES + OPENING_BYTES));
@@ -113,6 +113,7 @@ impl<P: Provider> MessageEngine<P> {
             && match &payload {
                 Payload::Borrowed(body) => self.send_at_once(route, body),
                 Payload::Owned(bytes) => self.send_at_once(route, &[IoSlice::new(bytes)]),
+                Payload::Kept(bytes) => self.send_at_once(route, &[IoSlice::new(bytes.as_ref())]),
                 Payload::Memory { .. } | Payload::Region { .. } => false,
             };
         if is_sent {
@@ -253,6 +254,15 @@ impl<P: Provider> MessageEngine<P> {
                 request.total = to_u64(bytes.len());
                 request.body = SendBody::Owned(bytes);
             }
+            Payload::Kept(bytes) => {
+                request.total = to_u64(bytes.as_ref().len());
+                // As borrowed bytes: few are copied, so that a send in standard mode need not wait for its receive.
+                request.body = if self.is_short(dest, request.total) {
+                    SendBody::Owned(bytes.as_ref().to_vec())
+                } else {
+                    SendBody::Kept(bytes)
+                };
+            }
             Payload::Region { region, offset, length } => {
                 if offset.checked_add(length).is_none_or(|end| end > to_u64(region.memory.len())) {
                     return Err(SendError::OutOfBounds { offset, length });
@@ -330,13 +340,18 @@ impl<P: Provider> MessageEngine<P> {
         }
     }
 
+    /// Returns whether a message fits into one frame.
+    fn is_short(&self, dest: u32, total: u64) -> bool {
+        let max = self.peers.get(dest as usize).map_or(0, |peer| peer.frame_bytes_max);
+        total + to_u64(ENVELOPE_BYTES) <= u64::from(max)
+    }
+
     /// Copies borrowed bytes that must wait, if they fit into one frame.
     fn keep_if_short(&mut self, key: u64, dest: u32, body: &[IoSlice<'_>]) {
-        let max = self.peers.get(dest as usize).map_or(0, |peer| peer.frame_bytes_max);
+        let Some(RequestEntry::Send(send)) = self.requests.get(key) else { return };
+        let is_short = self.is_short(dest, send.total);
         let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
-        if matches!(send.body, SendBody::Borrowed)
-            && send.total + to_u64(ENVELOPE_BYTES) <= u64::from(max)
-        {
+        if matches!(send.body, SendBody::Borrowed) && is_short {
             let mut bytes = Vec::with_capacity(to_usize(send.total));
             copy_range(body, 0, to_usize(send.total), &mut bytes);
             send.body = SendBody::Owned(bytes);
@@ -381,7 +396,7 @@ impl<P: Provider> MessageEngine<P> {
         let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else {
             return SendOutcome::Blocked;
         };
-        let skip = send.sent;
+        let (skip, total) = (send.sent, send.total);
         if let Some(body) = borrowed {
             return act(self, body, skip);
         }
@@ -390,6 +405,10 @@ impl<P: Provider> MessageEngine<P> {
         let body = std::mem::replace(&mut send.body, SendBody::Borrowed);
         let sent = match &body {
             SendBody::Owned(bytes) => act(self, &[IoSlice::new(bytes)], skip),
+            SendBody::Kept(bytes) => match bytes.as_ref().get(..to_usize(total)) {
+                Some(bytes) => act(self, &[IoSlice::new(bytes)], skip),
+                None => SendOutcome::Fault("bytes to be sent that have become fewer"),
+            },
             SendBody::Memory { memory, offset, .. } => {
                 match memory.read_to_vec(offset + skip, length) {
                     Ok(bytes) => act(self, &[IoSlice::new(&bytes)], 0),

@@ -1,6 +1,12 @@
 //! Many requests at once, and requests that are dropped.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
 use fastrand::Rng;
+use vigie_runtime::yield_now;
 use vigie_via::{
     message::{Communicator, Endpoint, MessageErrorKind},
     protocol::{EngineConfig, RequestError, SendMode},
@@ -32,6 +38,68 @@ fn a_thousand_receives() {
             let bytes = task.await.expect("no panic");
             assert!(bytes == pattern(bytes.len(), tag), "tag {tag}");
         }
+    });
+}
+
+/// An owner of bytes that tells when it is dropped; it gives fewer of them once that is asked for.
+struct Watched {
+    bytes: Vec<u8>,
+    drops: Arc<AtomicUsize>,
+    shrinks: Arc<AtomicBool>,
+}
+
+impl AsRef<[u8]> for Watched {
+    fn as_ref(&self) -> &[u8] {
+        if self.shrinks.load(Ordering::Relaxed) { &self.bytes[..10] } else { &self.bytes }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Goal: bytes that a request keeps are sent while only the receiver is polled, whatever their length and the mode, also if the request
+/// is dropped; their owner is dropped once, when the request has ended. One that gives fewer bytes than before ends in an error that says
+/// so. Method: owners that count; receives that come before and after the sends.
+#[test]
+fn kept_bytes_are_sent_by_themselves() {
+    with_ranks(2, scarce(), |_, ranks| async move {
+        let (drops, shrinks) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let start = |tag, mode, length| {
+            let (drops, shrinks) = (Arc::clone(&drops), Arc::clone(&shrinks));
+            let owner = Watched { bytes: pattern(length, 3), drops, shrinks };
+            ranks[0].start_send_kept(1, tag, mode, owner)
+        };
+        let mut ended = 0;
+        for length in [0, 8, 600, 3000, 200_000] {
+            for mode in [SendMode::Standard, SendMode::Synchronous, SendMode::Buffered] {
+                for is_dropped in [false, true] {
+                    let late = ranks[1].start_recv(0, 2);
+                    let send = start(1, mode, length).expect("begins");
+                    let other = start(2, mode, length).expect("begins");
+                    let send = (!is_dropped).then_some(send);
+                    for mut receive in [ranks[1].start_recv(0, 1), late] {
+                        let bytes = receive.wait().await.expect("received").bytes;
+                        assert!(bytes == pattern(length, 3), "{length} bytes, {mode:?}");
+                    }
+                    for mut send in send.into_iter().chain([other]) {
+                        send.wait().await.expect("sent");
+                    }
+                    ended += 2;
+                    while drops.load(Ordering::Relaxed) < ended {
+                        yield_now().await;
+                    }
+                    assert_eq!(drops.load(Ordering::Relaxed), ended);
+                }
+            }
+        }
+        let mut send = start(1, SendMode::Standard, 200_000).expect("begins");
+        shrinks.store(true, Ordering::Relaxed);
+        let received = ranks[1].recv(0, 1).await;
+        assert!(received.is_err() && send.wait().await.is_err(), "{received:?}");
+        assert_eq!(drops.load(Ordering::Relaxed), ended + 1);
     });
 }
 
