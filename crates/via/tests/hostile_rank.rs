@@ -59,7 +59,7 @@ impl Attacker {
             })
             .expect("a VI");
         let mut greeting = Vec::new();
-        for word in [u32::from_be_bytes(*b"vgm4"), 1, 3, 65_536, 512, 64, 128 << 10] {
+        for word in [u32::from_be_bytes(*b"vgm5"), 1, 3, 65_536, 512, 64, 128 << 10] {
             greeting.extend(word.to_le_bytes());
         }
         greeting.extend(regions.iter().flat_map(|region| region.key.0.to_le_bytes()));
@@ -216,7 +216,9 @@ impl Attacker {
             immediate = -immediate;
             self.written = 0;
         }
-        self.write(self.area, self.written, bytes, Some(immediate));
+        // Where the bytes behind the envelope begin at a line, if that takes no more room; no frame here is longer than 1024 bytes.
+        let lead = if bytes.len() > 64 && matches!(bytes.len() % 64, 1..=16) { 48 } else { 0 };
+        self.write(self.area, self.written + lead, bytes, Some(immediate));
         self.written += units;
     }
 

@@ -97,15 +97,19 @@ fn arrive<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
         let due = (other.vi, other.region.key, 5, immediate, offset, HEAD);
         testbed.expect(Clause::Placement, "the write", &seen, &due)?;
         let placed = testbed.get(&other.region, offset, HEAD_BYTES + length)?;
-        let whole = [&HEAD.to_le_bytes()[..], &body].concat();
         match found.body {
             HeadedBody::Here(short) => {
                 testbed.expect(Clause::Placement, "the bytes", &short.to_vec(), &body)?;
-                testbed.expect(Clause::Placement, "the memory", &placed, &vec![0; whole.len()])?;
+                testbed.expect(Clause::Placement, "the memory", &placed, &vec![0; placed.len()])?;
             }
             HeadedBody::InPlace(count) => {
                 testbed.expect(Clause::Placement, "the length", &(count as usize), &length)?;
-                testbed.expect(Clause::Placement, "the memory", &placed, &whole)?;
+                testbed.expect(
+                    Clause::Placement,
+                    "the memory",
+                    &&placed[HEAD_BYTES..],
+                    &&body[..],
+                )?;
             }
         }
     }
@@ -269,7 +273,23 @@ fn overwrite<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     }
     let whole = [&HEAD.to_le_bytes()[..], &body].concat();
     let placed = testbed.get(&other.region, 0, whole.len())?;
-    testbed.expect(Clause::Order, "the memory", &placed, &whole)
+    testbed.expect(Clause::Order, "the memory", &placed, &whole)?;
+
+    // A head that the peer has yet to write is overwritten by a silent write.
+    for cookie in 0..2 {
+        testbed.post_receive(&other, cookie, &[])?;
+    }
+    post(testbed, &one, other.place(512), 4, &body)?;
+    let pieces = [IoSlice::new(&[5; HEAD_BYTES])];
+    let write = descriptor(Operation::RdmaWrite, 0, Some(other.place(512)), Data::Inline(&pieces));
+    testbed.post(&one, &SendDescriptor { is_signaled: false, ..write })?;
+    post(testbed, &one, other.place(0), 5, &[])?;
+    for due in [4, 5] {
+        let found = testbed.until(|nics| nics[1].poll_cq(cq)?.immediate);
+        testbed.expect(Clause::Order, "the immediate data", &found, &Some(due))?;
+    }
+    let placed = testbed.get(&other.region, 512, HEAD_BYTES)?;
+    testbed.expect(Clause::Order, "the memory", &placed, &vec![5; HEAD_BYTES])
 }
 
 fn need_descriptor<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {

@@ -8,7 +8,7 @@
 //! The sender owns `WritePointer` and counts what it wrote; the receiver owns `ReadPointer` and counts what
 //! it has given back. Both counters only grow (modulo 2^32, in units of 64 bytes), so a late or repeated
 //! update does no harm. Short frames begin at a multiple of a cache line; long ones begin later, so that the
-//! data after their envelope does. A frame that does not fit before the end starts at the beginning, which a
+//! data after their envelope does, and so do those that take no more room by that. A frame that does not fit before the end starts at the beginning, which a
 //! negative immediate announces [via-lam, §4.2].
 
 use std::collections::VecDeque;
@@ -21,17 +21,18 @@ pub(super) const UNIT: u32 = 64;
 /// The largest area, in bytes: lengths of frames stay clear of the immediates of control entries.
 pub(super) const AREA_BYTES_MAX: u32 = 1 << 26;
 
-/// Frames longer than this, in bytes, begin [`LEAD_BYTES`] into their place.
+/// Frames longer than this, in bytes, begin [`LEAD_BYTES`] into their place, whether or not that takes another unit.
 const LONG_FRAME_BYTES: u32 = 1024;
 
-/// Puts the data after a long frame's envelope of 16 bytes at the beginning of a cache line, so that no store
-/// of the copy touches two lines.
+/// Puts the data after a frame's envelope of 16 bytes at the beginning of a cache line: no store of the copy touches two lines, and one line
+/// less has to be passed on if the envelope comes with the announcement.
 const LEAD_BYTES: u32 = UNIT - 16;
 
 /// Returns how far into its place a frame begins, in bytes.
 #[inline]
 const fn lead(length_bytes: u32) -> u32 {
-    if length_bytes > LONG_FRAME_BYTES { LEAD_BYTES } else { 0 }
+    let is_free = length_bytes > UNIT && length_bytes.wrapping_sub(1) % UNIT < UNIT - LEAD_BYTES;
+    if is_free || length_bytes > LONG_FRAME_BYTES { LEAD_BYTES } else { 0 }
 }
 
 /// Returns how many units a frame of `length_bytes` takes.
@@ -218,10 +219,10 @@ impl AreaReader {
         Some(AreaFrame { offset: offset * UNIT + lead(length), length })
     }
 
-    /// Returns where the next frame begins, unless it begins anew.
+    /// Returns where the bytes behind the next frame's envelope begin, if it is of `length_bytes` and does not begin anew.
     #[inline]
-    pub(super) const fn next_offset(&self) -> u32 {
-        self.read_pointer * UNIT
+    pub(super) const fn next_body(&self, length_bytes: u32) -> u32 {
+        self.read_pointer * UNIT + lead(length_bytes) + 16
     }
 
     /// Gives back the frame that was found last.
@@ -299,7 +300,7 @@ mod tests {
         let mut reader = AreaReader::new(640);
         assert_eq!(writer.max_write(), 640);
         assert_eq!(writer.take(250), Some(FrameSlot { offset: 0, immediate: 250 }));
-        assert_eq!(writer.take(200), Some(FrameSlot { offset: 256, immediate: 200 }));
+        assert_eq!(writer.take(200), Some(FrameSlot { offset: 304, immediate: 200 }));
         assert_eq!(writer.max_write(), 128);
         assert_eq!(writer.take(250), None, "the rest is too short and the beginning is taken");
         assert_eq!(reader.find(250), Some(AreaFrame { offset: 0, length: 250 }));
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!(writer.update(reader.released(), 22), Some(true));
         assert_eq!(writer.take(250), Some(FrameSlot { offset: 0, immediate: -250 }));
         assert_eq!(writer.update(reader.released(), 22), Some(false), "an update may be repeated");
-        assert_eq!(reader.find(200), Some(AreaFrame { offset: 256, length: 200 }));
+        assert_eq!(reader.find(200), Some(AreaFrame { offset: 304, length: 200 }));
         reader.release();
         assert_eq!(reader.find(-250), Some(AreaFrame { offset: 0, length: 250 }));
         reader.release();
@@ -334,6 +335,29 @@ mod tests {
         assert_eq!(reader.find(-1), Some(AreaFrame { offset: 0, length: 1 }));
     }
 
+    /// The place of a frame, in whole units.
+    fn bounds(offset: u32, length: u32) -> (u32, u32) {
+        let begin = offset / UNIT * UNIT;
+        (begin, begin + units(length) * UNIT)
+    }
+
+    /// Goal: frames whose bytes behind the envelope can begin at a line do so, and only long ones take more room by that. Method: all lengths.
+    #[test]
+    fn a_lead_costs_short_frames_nothing() {
+        for length in 1..5000 {
+            let has_lead = lead(length) > 0;
+            assert_eq!(
+                units(length) > length.div_ceil(UNIT),
+                length > 1024 && !matches!(length % UNIT, 1..=16)
+            );
+            assert_eq!(
+                has_lead,
+                length > 1024 || (length > 64 && matches!(length % UNIT, 1..=16)),
+                "{length}"
+            );
+        }
+    }
+
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Send(u32),
@@ -345,7 +369,7 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            4 => (1_u32..700).prop_map(Step::Send),
+            4 => (1_u32..1300).prop_map(Step::Send),
             4 => any::<bool>().prop_map(|is_held| Step::Receive { is_held }),
             1 => Just(Step::ReleaseOldest),
             1 => Just(Step::ReleaseNewest),
@@ -372,7 +396,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Send(length) => if let Some(place) = writer.take(length) {
-                        let range = (place.offset, place.offset + units(length) * UNIT);
+                        let range = bounds(place.offset, length);
                         prop_assert!(range.1 <= size);
                         prop_assert!(in_use.iter().all(|one| one.1 <= range.0 || range.1 <= one.0));
                         in_use.push(range);
@@ -385,7 +409,7 @@ mod tests {
                             held.push((reader.hold(), found));
                         } else {
                             reader.release();
-                            done.push((found.offset, found.offset + units(length) * UNIT));
+                            done.push(bounds(found.offset, length));
                         }
                     },
                     Step::ReleaseOldest | Step::ReleaseNewest => if !held.is_empty() {
@@ -393,7 +417,7 @@ mod tests {
                             if matches!(step, Step::ReleaseOldest) { 0 } else { held.len() - 1 };
                         let (hold, found) = held.remove(index);
                         reader.release_held(hold);
-                        done.push((found.offset, found.offset + units(found.length) * UNIT));
+                        done.push(bounds(found.offset, found.length));
                     },
                     Step::Tell => {
                         prop_assert!(writer.update(reader.released(), 22).is_some());

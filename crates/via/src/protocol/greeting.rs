@@ -12,7 +12,7 @@ use crate::{
     vi::RemoteKey,
 };
 
-const MAGIC: u32 = u32::from_be_bytes(*b"vgm4");
+const MAGIC: u32 = u32::from_be_bytes(*b"vgm5");
 
 /// The length of a greeting without its proof, and with it, in bytes.
 const BODY_BYTES: usize = 56;

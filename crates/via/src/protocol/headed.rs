@@ -271,7 +271,7 @@ impl<P: Provider> MessageEngine<P> {
         }
     }
 
-    /// Takes a headed write that is not a whole message, or that is to be read in place: its bytes go where they were sent.
+    /// Takes a headed write that is not a whole message, or that is to be read in place: what came with it goes where it was sent.
     pub(super) fn arrived_in_place<S: Sink + ?Sized>(
         &mut self,
         write: HeadedWrite,
@@ -283,19 +283,20 @@ impl<P: Provider> MessageEngine<P> {
             return;
         };
         link.left_posted();
-        let mut result = Ok(());
-        if let HeadedBody::Here(short) = write.body {
-            let mut bytes = [0; ENVELOPE_BYTES + SHORT_BODY_MAX];
-            let (head, body) = bytes.split_at_mut(ENVELOPE_BYTES);
-            head.copy_from_slice(&write.head.to_le_bytes());
-            let count = ENVELOPE_BYTES + short.copy_to(body);
-            let is_control = write.key == link.control.key;
-            let region = if is_control { &link.control } else { &link.area };
-            let written = region.memory.put(write.offset, &bytes[..count]);
-            result = written.map_err(|_| "a frame outside the area");
-        }
+        let mut bytes = [0; ENVELOPE_BYTES + SHORT_BODY_MAX];
+        let (head, body) = bytes.split_at_mut(ENVELOPE_BYTES);
+        head.copy_from_slice(&write.head.to_le_bytes());
+        let count = match write.body {
+            HeadedBody::Here(short) => short.copy_to(body),
+            HeadedBody::InPlace(_) => 0,
+        };
+        let is_control = write.key == link.control.key;
+        let region = if is_control { &link.control } else { &link.area };
+        let written = region.memory.put(write.offset, &bytes[..ENVELOPE_BYTES + count]);
         self.touch(rank);
-        let result = result.and_then(|()| self.took(rank, write.immediate, direct));
+        let result = written
+            .map_err(|_| "a frame outside the area")
+            .and_then(|()| self.took(rank, write.immediate, direct));
         if let Err(what) = result {
             self.peer_fault(rank, what);
         }

@@ -12,7 +12,7 @@
 use std::io::IoSlice;
 
 use super::{
-    area::{AreaFrame, AreaReader, AreaWriter, FrameSlot, Hold},
+    area::{AreaFrame, AreaReader, AreaWriter, FrameSlot, Hold, UNIT},
     credits::{AREA_BITS, Allowance, Returned},
     envelope::{CONTROL_BYTES, Control, ENVELOPE_BYTES, Envelope, FrameKind},
     payload::SLICES_MAX,
@@ -654,12 +654,14 @@ impl ReliableLink {
     /// short: otherwise its receiver would wait for one cache line after the other.
     #[inline]
     pub(super) fn fetch_next(&self) {
-        for line in (0..self.last_length).step_by(CACHE_LINE) {
-            self.area.memory.prefetch(u64::from(self.reader.next_offset() + line));
+        let Some(length) = self.last_length.checked_sub(ENVELOPE_BYTES as u32) else { return };
+        let body = self.reader.next_body(self.last_length);
+        for line in (body / UNIT * UNIT..body + length).step_by(CACHE_LINE) {
+            self.area.memory.prefetch(u64::from(line));
         }
     }
 
-    /// Notes how many bytes of the last frame were in its place.
+    /// Notes how long the last frame was, if its bytes were in their place.
     #[inline]
     pub(super) const fn note_length(&mut self, length: u32) {
         self.last_length = if length <= EXPECTED_MAX_BYTES { length } else { 0 };

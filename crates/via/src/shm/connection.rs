@@ -34,6 +34,8 @@ pub(super) struct ShmConnection {
     pub(super) page: PeerPage,
     /// The region that entries in flight may still write, once the peer consumes them.
     in_flight_range: Option<InFlightRange>,
+    /// The same for heads whose other bytes are in place. Apart, since these follow each other in one region, and the others rarely.
+    heads_range: Option<InFlightRange>,
     /// The peer's memory mapped here.
     mapped: Vec<MappedRegion>,
     mapped_bytes: u64,
@@ -82,6 +84,22 @@ impl InFlightRange {
     const fn overlaps(&self, key: RemoteKey, from: u64, to: u64) -> bool {
         self.is_mixed || (self.key.0 == key.0 && self.from < to && from < self.to)
     }
+
+    /// Returns this range, if there is one, and `length` bytes more.
+    #[inline]
+    fn with(known: Option<Self>, key: RemoteKey, offset: u64, length: u64, until: u64) -> Self {
+        let (from, to) = (offset, offset.saturating_add(length));
+        match known {
+            None => Self { key, from, to, until, is_mixed: false },
+            Some(known) => Self {
+                key,
+                from: from.min(known.from),
+                to: to.max(known.to),
+                until,
+                is_mixed: known.is_mixed || known.key != key,
+            },
+        }
+    }
 }
 
 impl ShmConnection {
@@ -97,6 +115,7 @@ impl ShmConnection {
             consumer,
             page,
             in_flight_range: None,
+            heads_range: None,
             mapped: Vec::new(),
             mapped_bytes: 0,
             unmapped_count: 0,
@@ -120,7 +139,7 @@ impl ShmConnection {
             let length = match entry.place {
                 DataLocation::Inline { length } => u64::from(length),
                 DataLocation::Staged { length, .. } => u64::from(length),
-                DataLocation::Placed => 0,
+                DataLocation::PlacedBody | DataLocation::Placed => 0,
             };
             self.note(entry.key, entry.offset, length, self.producer.tail());
         }
@@ -139,25 +158,28 @@ impl ShmConnection {
         let offset = to.offset.min(OFFSET_MAX);
         self.producer.push(headed_write_words(to.key, offset, immediate, head, body));
         self.producer.claim_ahead();
-        if let HeadedBody::Here(short) = body {
-            self.note(to.key, offset, wide(HEAD_BYTES + short.len()), self.producer.tail());
+        let until = self.producer.tail();
+        match body {
+            HeadedBody::Here(short) => {
+                self.note(to.key, offset, wide(HEAD_BYTES + short.len()), until);
+            }
+            HeadedBody::InPlace(_) => self.note_head(to.key, offset, until),
         }
         self.wake_if_asleep();
     }
 
+    /// Notes where the peer has yet to write the bytes of the entry before `until`.
     #[inline]
     fn note(&mut self, key: RemoteKey, offset: u64, length: u64, until: u64) {
-        let (from, to) = (offset, offset.saturating_add(length));
-        self.in_flight_range = Some(match self.in_flight_range {
-            None => InFlightRange { key, from, to, until, is_mixed: false },
-            Some(in_flight_range) => InFlightRange {
-                key,
-                from: from.min(in_flight_range.from),
-                to: to.max(in_flight_range.to),
-                until,
-                is_mixed: in_flight_range.is_mixed || in_flight_range.key != key,
-            },
-        });
+        let known = self.in_flight_range;
+        self.in_flight_range = Some(InFlightRange::with(known, key, offset, length, until));
+    }
+
+    /// As [`note`](Self::note), of a head whose other bytes are in place.
+    #[inline]
+    fn note_head(&mut self, key: RemoteKey, offset: u64, until: u64) {
+        let known = self.heads_range;
+        self.heads_range = Some(InFlightRange::with(known, key, offset, wide(HEAD_BYTES), until));
     }
 
     /// Returns whether data in flight may still land in this place of the peer's memory.
@@ -168,26 +190,32 @@ impl ShmConnection {
         length: u64,
     ) -> Result<bool, &'static str> {
         let (from, to) = (offset, offset.saturating_add(length));
-        let Some(in_flight_range) = self.in_flight_range else { return Ok(false) };
-        if !in_flight_range.overlaps(key, from, to) {
+        let ranges = [self.in_flight_range, self.heads_range];
+        if !ranges.iter().flatten().any(|range| range.overlaps(key, from, to)) {
             return Ok(false);
         }
         let consumed = self.producer.refresh()?;
-        self.in_flight_range = None;
+        let until = ranges.iter().flatten().map(|range| range.until).max().unwrap_or(0);
+        (self.in_flight_range, self.heads_range) = (None, None);
         // The peer may have changed the entries since; that would only deceive itself.
         let mut is_overlapping = false;
-        for position in consumed..self.producer.tail().min(in_flight_range.until) {
+        for position in consumed..self.producer.tail().min(until) {
             let entry =
                 self.producer.written(position).and_then(|line| RingEntry::decode(&line).ok());
-            let Some(entry) = entry else { continue };
+            let Some(entry) = entry.filter(|entry| entry.kind == EntryKind::Write) else {
+                continue;
+            };
             let length = match entry.place {
                 DataLocation::Inline { length } => u64::from(length),
                 DataLocation::Staged { length, .. } => u64::from(length),
+                DataLocation::PlacedBody => wide(HEAD_BYTES),
                 DataLocation::Placed => continue,
             };
-            if entry.kind == EntryKind::Write {
-                let end = entry.offset.saturating_add(length);
-                is_overlapping |= entry.key == key && entry.offset < to && from < end;
+            let end = entry.offset.saturating_add(length);
+            is_overlapping |= entry.key == key && entry.offset < to && from < end;
+            if entry.place == DataLocation::PlacedBody {
+                self.note_head(entry.key, entry.offset, position + 1);
+            } else {
                 self.note(entry.key, entry.offset, length, position + 1);
             }
         }

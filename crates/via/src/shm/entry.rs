@@ -32,7 +32,7 @@ pub(super) type CacheLine = [u8; CACHE_LINE];
 
 const HAS_IMMEDIATE: u8 = 1 << 3;
 const IS_LAST: u8 = 1 << 4;
-/// The place of a write that is in place and whose head is also in the entry.
+/// The place of a write that is in place but for its head, which is in the entry.
 const PLACED_HEADED: u8 = 3;
 
 /// The kind of an entry.
@@ -60,6 +60,8 @@ pub(super) enum DataLocation {
     Staged { at: u32, length: u32 },
     /// Already in place: the sender has written it there. In a request: where to read from.
     Placed,
+    /// The same but for the head, which is in the entry.
+    PlacedBody,
 }
 
 /// A decoded entry. The inline data stays in the cache line.
@@ -78,7 +80,7 @@ pub(super) struct RingEntry {
 }
 
 impl RingEntry {
-    /// Writes everything but the sequence number and the inline data. The caller ensures that the fields fit.
+    /// Writes everything but the sequence number, the inline data and a head. The caller ensures that the fields fit.
     #[inline]
     pub(super) fn encode(&self, draft: &Draft) {
         let (place, inline_length) = match self.place {
@@ -88,10 +90,11 @@ impl RingEntry {
                 draft.set(4, self.total);
                 (1 << 5, 0)
             }
-            DataLocation::Placed => {
+            DataLocation::Placed | DataLocation::PlacedBody => {
                 draft.set(3, 0);
                 draft.set(4, self.total);
-                (2 << 5, 0)
+                let is_whole = self.place == DataLocation::Placed;
+                (if is_whole { 2 } else { PLACED_HEADED } << 5, 0)
             }
         };
 
@@ -153,7 +156,14 @@ impl RingEntry {
             PLACED_HEADED if kind_bits != HEADED_WRITE => {
                 return Err("an entry with a head that has none");
             }
-            2 | PLACED_HEADED => (DataLocation::Placed, u64::from_ne_bytes(take(line, 32))),
+            2 => (DataLocation::Placed, u64::from_ne_bytes(take(line, 32))),
+            PLACED_HEADED => {
+                let total = u64::from_ne_bytes(take(line, 32));
+                if total < HEAD_BYTES as u64 {
+                    return Err("an entry with a head that is longer than the whole");
+                }
+                (DataLocation::PlacedBody, total)
+            }
             _ => return Err("an entry of an unknown kind"),
         };
 
@@ -184,7 +194,7 @@ impl RingEntry {
 
 /// The kind and flags of an RDMA write that is wholly inside its entry and has immediate data.
 const SHORT_WRITE: u8 = EntryKind::Write as u8 | HAS_IMMEDIATE | IS_LAST;
-/// Those of one that is in place, whose head is in the entry, too.
+/// Those of one that is in place but for its head, which is in the entry.
 const HEADED_WRITE: u8 = SHORT_WRITE | PLACED_HEADED << 5;
 
 /// Returns the words of a headed write's entry, without its sequence number. The caller ensures that the offset fits.
@@ -213,6 +223,12 @@ pub(super) fn headed_write_words(
             [first(HEADED_WRITE, 0), second, key.0, 0, total, low, up, 0]
         }
     }
+}
+
+/// Returns the head of an entry whose other bytes are in place.
+#[inline]
+pub(super) fn head_of(line: &CacheLine) -> [u8; HEAD_BYTES] {
+    take(line, 40)
 }
 
 /// A headed write as its entry has it.

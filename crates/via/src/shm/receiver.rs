@@ -7,6 +7,7 @@
 use super::{
     entry::{
         CacheLine, DataLocation, Draft, EntryKind, HeadedEntry, INLINE_AT, INLINE_MAX, RingEntry,
+        head_of,
     },
     layout::wide,
     posted::{PartialReceive, PostedReceive, ReadResponse},
@@ -216,6 +217,9 @@ impl ShmVi {
                     length,
                 )
             }
+            (DataLocation::PlacedBody, _) if region.file.is_some() => {
+                region.entry.memory.put(entry.offset, &head_of(line))
+            }
             // The peer has already written it, if it could.
             _ => {
                 return if region.file.is_some() {
@@ -417,7 +421,7 @@ fn length_of(entry: &RingEntry) -> u64 {
     match entry.place {
         DataLocation::Inline { length } => length.into(),
         DataLocation::Staged { length, .. } => length.into(),
-        DataLocation::Placed => entry.total,
+        DataLocation::Placed | DataLocation::PlacedBody => entry.total,
     }
 }
 

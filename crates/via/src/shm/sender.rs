@@ -94,9 +94,7 @@ impl ShmVi {
         let Some(memory) = connection.mapped_memory(to.key, to.offset, total, Access::Write) else {
             return false;
         };
-        if memory.write(to.offset, &head.to_le_bytes()).is_err()
-            || memory.write(to.offset + wide(HEAD_BYTES), body).is_err()
-        {
+        if memory.write(to.offset + wide(HEAD_BYTES), body).is_err() {
             return false;
         }
         let length = u32::try_from(body.len()).unwrap_or(u32::MAX);

@@ -10,7 +10,7 @@ use crate::vi::{
 /// The longest packet in bytes.
 pub(super) const PACKET_MAX: usize = 2048;
 
-const MAGIC: &[u8; 5] = b"VSHM1";
+const MAGIC: &[u8; 5] = b"VSHM2";
 
 /// The place at which a NIC listens, and the secret required to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

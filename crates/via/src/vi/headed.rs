@@ -125,7 +125,7 @@ pub(crate) const fn partial_word(bytes: &[u8]) -> u64 {
 pub enum HeadedBody {
     /// Here alone: neither they nor the head were written to memory.
     Here(ShortBody),
-    /// In memory, behind a copy of the head. Their number.
+    /// In memory, behind the place of the head, which was not written there. Their number.
     InPlace(u32),
 }
 

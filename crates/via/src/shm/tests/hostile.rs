@@ -50,6 +50,7 @@ pub(super) fn try_entry(bytes: &[u8]) -> Result<bool, String> {
     }
     let Ok(entry) = RingEntry::decode(&line) else { return Ok(false) };
     let is_bounded = match entry.place {
+        DataLocation::PlacedBody => entry.total >= 16,
         DataLocation::Inline { length } => length <= 40 && entry.is_last,
         DataLocation::Staged { at, length } => {
             length > 0 && u64::from(at) + u64::from(length) <= STAGING_BYTES
