@@ -61,7 +61,7 @@ async fn read_header(client: &Connection) -> Result<ProxyHeader, RelayError> {
 }
 
 /// Connects to the first reachable upstream in the order of the policy, and sends it the header if configured. Upstreams that have
-/// failed lately are tried last.
+/// failed lately are tried last, and after a failure others are tried within the budget of retries.
 ///
 /// `reserved` is a descriptor that holds the upstream's place.
 pub(super) async fn connect(
@@ -70,9 +70,10 @@ pub(super) async fn connect(
     opening: &Opening,
     mut reserved: Option<OwnedFd>,
 ) -> Result<(PeerStream, TargetUse<Endpoint>), RelayError> {
-    let server = &shared.resources.server;
+    let (server, counters) = (&shared.resources.server, &shared.resources.counters);
     let mut attempts = Vec::new();
     let group = &shared.groups[opening.group];
+    group.retries.note_connection(server.now());
     let order = group.balancer.order(&group.targets.list(), client, server.now());
     let is_only = order.len() == 1;
     let mut left: VecDeque<_> = order.into_iter().map(|target| (target, is_only)).collect();
@@ -92,6 +93,12 @@ pub(super) async fn connect(
         match attempt(shared, &target, opening, time, reserved.take()).await {
             Ok(connected) => return Ok(connected),
             Err(error) => attempts.push((target.address.clone(), error)),
+        }
+        if !left.is_empty() {
+            if !group.retries.take(server.now()) {
+                return Err(RelayError::OverRetryBudget { attempts });
+            }
+            counters.retries.add(1);
         }
     }
     Err(RelayError::NoUpstream { attempts })

@@ -68,6 +68,8 @@ counters! {
         finished,
         /// Connections for which no upstream was reachable.
         refused,
+        /// Connections that could not reach an upstream, and could not try another one, since the budget of retries was used up.
+        over_retry_budget,
         /// Connections of clients that are denied, or not allowed.
         denied,
         /// Connections of sources that had as many as they may.
@@ -80,6 +82,8 @@ counters! {
         connects_failed,
         /// Attempts to reach an upstream that exceeded the set-up time-out.
         connects_timed_out,
+        /// Attempts to reach another upstream after a failed one.
+        retries,
         /// Connections whose upstream was sent data, but failed or reached the idle time-out without an answer.
         unanswered,
         /// Connections whose peer violated the protocol: a PROXY protocol header, or the length of a message.

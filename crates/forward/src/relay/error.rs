@@ -39,6 +39,15 @@ pub enum RelayError {
         /// The upstreams in the order of the attempts, each with its error.
         attempts: Vec<(Endpoint, io::Error)>,
     },
+    /// An upstream was not reachable, and the budget of retries did not allow trying another one.
+    #[error(
+        "no other upstream is tried, since too many connections do (`retries`): {}",
+        listed(attempts)
+    )]
+    OverRetryBudget {
+        /// The upstreams that were tried, each with its error.
+        attempts: Vec<(Endpoint, io::Error)>,
+    },
     /// A peer reset the connection, or the kernel closed it with an error.
     #[error("the connection to the {peer} failed: {source}")]
     Failed {

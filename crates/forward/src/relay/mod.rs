@@ -21,7 +21,7 @@
 //! # Bounds
 //! Connections are limited by [`RelayBuilder::connections_max`], in all, and [`RelayBuilder::per_source_max`], memory by [`RelayBuilder::memory_bytes_max`] plus 8
 //! KiB per connection and 60 KiB for each of its sides that speaks TLS, pipes by [`RelayBuilder::pipes_max`]. An idle connection holds no buffer. While a receiver is
-//! slow, its sender is not read and has to wait.
+//! slow, its sender is not read and has to wait. Attempts to reach another target after a failed one are limited by [`RelayBuilder::retries`].
 //!
 //! # How connections end
 //! The end of a stream is passed on in its direction (half-close). Anything else that ends a connection while bytes may
@@ -51,6 +51,7 @@ mod raw;
 #[expect(clippy::module_inception, reason = "the noun of the folder is the type's too")]
 mod relay;
 mod resources;
+mod retries;
 mod session;
 mod settings;
 mod shared;
@@ -82,6 +83,7 @@ pub use self::{
     listener::RelayListener,
     proxy::{AddressRange, ProxyError, ProxyHeader, ProxyParse},
     relay::{ConnectionTask, Relay, RelayHandle},
+    retries::RetryBudget,
     settings::{BindError, RelayBuilder},
     shared::Drained,
     target::{TargetState, TargetStats},

@@ -28,6 +28,7 @@ use super::{
     peer_stream::{PeerStream, PendingClient},
     proxy::ProxyHeader,
     resources::RelayResources,
+    retries::Retries,
     session::Session,
     settings::{BindError, RelayBuilder},
     shared::{Drained, Opening, RelayShared, TargetGroup},
@@ -126,6 +127,7 @@ impl Relay {
         let group = |upstreams: &[Upstream]| TargetGroup {
             targets: Arc::new(Targets::new(upstreams, Arc::clone(&targets_changed))),
             balancer: Balancer::new(settings.balance, server.now().as_nanos()),
+            retries: Retries::new(settings.retries),
         };
         let groups = settings.groups().map(group).collect();
         let sources = Sources::new(settings.per_source_max);

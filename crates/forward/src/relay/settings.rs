@@ -14,6 +14,7 @@ use super::{
     framed::{FrameMode, Framing},
     listener::RelayListener,
     proxy::AddressRange,
+    retries::RetryBudget,
     upstream::{Upstream, are_weights},
 };
 
@@ -27,6 +28,7 @@ pub struct RelayBuilder {
     pub(super) balance: Balance,
     pub(super) check: Option<HealthCheckConfig>,
     pub(super) resolve_every: Duration,
+    pub(super) retries: RetryBudget,
     pub(super) setup_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
     pub(super) connections_max: usize,
@@ -61,6 +63,7 @@ impl RelayBuilder {
             balance: Balance::First,
             check: None,
             resolve_every: RESOLVE_EVERY,
+            retries: RetryBudget::default(),
             setup_timeout: Duration::from_secs(5),
             idle_timeout: None,
             connections_max: to_usize(usable * 7 / 16).max(1),
@@ -96,6 +99,11 @@ impl RelayBuilder {
         /// Sets the time between two attempts to resolve the [names](Upstream::named) of upstreams. Default 30 s; at least 1 ms.
         /// Clients are accepted once all names were resolved for the first time, or the set-up time-out is over.
         resolve_every: Duration,
+
+        /// Sets how many connections may try another upstream after one that was not reached; further ones fail at once, and are counted as
+        /// `over_retry_budget`. It holds for the relay's own upstreams, and for those of each route of TLS. Default: 20 for 100 connections,
+        /// and 10 a second.
+        retries: RetryBudget,
 
         /// Sets how connections are divided among the upstreams. Default [`Balance::First`]. Those that fail are passed over.
         balance: Balance,

@@ -21,6 +21,7 @@ use super::{
     listener::WeakListener,
     proxy::ProxyHeader,
     resources::RelayResources,
+    retries::Retries,
     settings::RelayBuilder,
     target::{Target, Targets},
     wait::{Either, select, timeout_at},
@@ -65,6 +66,7 @@ pub(super) struct RelayShared {
 pub(super) struct TargetGroup {
     pub(super) targets: Arc<Targets<Endpoint>>,
     pub(super) balancer: Balancer,
+    pub(super) retries: Retries,
 }
 
 /// The bytes that a client's target gets first, and the group of targets to choose from.
@@ -154,6 +156,7 @@ impl RelayShared {
         let counter = match ended {
             Ok(()) => &counters.finished,
             Err(RelayError::NoUpstream { .. }) => &counters.refused,
+            Err(RelayError::OverRetryBudget { .. }) => &counters.over_retry_budget,
             Err(RelayError::Denied { .. }) => &counters.denied,
             Err(RelayError::OverSourceMax { .. }) => &counters.over_source_max,
             Err(RelayError::Idle { .. }) => &counters.timed_out,

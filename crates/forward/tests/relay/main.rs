@@ -15,6 +15,7 @@ mod framed;
 mod handover;
 mod limits;
 mod proxy;
+mod retries;
 mod streams;
 
 use std::{

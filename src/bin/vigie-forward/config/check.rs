@@ -350,6 +350,11 @@ fn relayed(relay: &Relay) -> Result<(), String> {
                     .to_owned(),
             );
         }
+        if relay.retries.is_some() {
+            return Err(
+                "`retries` is for streams: a session of datagrams tries one target".to_owned()
+            );
+        }
         if relay.proxy_send || !relay.proxy_from.is_empty() || relay.framed.is_some() {
             return Err("`proxy_send`, `proxy_from` and `framed` are for streams".to_owned());
         }

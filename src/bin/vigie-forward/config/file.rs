@@ -11,8 +11,8 @@ use super::{
     BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, ClientTls, Config,
     EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT,
     IDLE_DEFAULT, Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PathChoice, Ports,
-    Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, Route, SegmentsChoice, TABLE_MAIN,
-    TargetTls, TargetUri, Time, WaitMode,
+    Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, Retries, Route, SegmentsChoice,
+    TABLE_MAIN, TargetTls, TargetUri, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
     tls::{read_client_tls, read_target_tls},
@@ -83,6 +83,7 @@ struct RawRelay {
     #[serde(default)]
     balance: BalanceChoice,
     check: Option<Check>,
+    retries: Option<Retries>,
     resolve: Option<Time>,
     #[serde(default)]
     mode: RelayMode,
@@ -258,6 +259,7 @@ impl RawRelay {
             to: self.to,
             balance: self.balance,
             check: self.check,
+            retries: self.retries,
             resolve: self.resolve.unwrap_or(RESOLVE_DEFAULT),
             mode: self.mode,
             idle: self.idle.unwrap_or(IDLE_DEFAULT),
@@ -342,6 +344,7 @@ mod tests {
         to = "unix:/run/web"
         mode = "splice"
         check = { every = "5s", fall = 2 }
+        retries = { percent = 50 }
         allow = ["10.0.0.0/8", "fd00::/8"]
         deny = "10.1.0.0/16"
         per_source_max = 10
@@ -369,7 +372,7 @@ mod tests {
     fn a_file_with_everything() {
         let config = parse("f", ALL).unwrap();
         let flows = config.flows.iter().map(|flow| (flow.name.as_str(), flow.line.unwrap()));
-        let expected = [("l3-1", 6), ("web", 11), ("relay-2", 21), ("l2-1", 27), ("nat-1", 31)];
+        let expected = [("l3-1", 6), ("web", 11), ("relay-2", 22), ("l2-1", 28), ("nat-1", 32)];
         assert_eq!(flows.collect::<Vec<_>>(), expected);
         assert_eq!(config.process.drain.to_string(), "2s");
         let FlowKind::L3(l3) = &config.flows[0].kind else { panic!("{config:?}") };
@@ -381,6 +384,7 @@ mod tests {
         assert_eq!((relay.to.len(), relay.balance), (1, BalanceChoice::First));
         let check = relay.check.expect("it is set");
         assert_eq!((check.every.0.as_secs(), check.rise, check.fall), (5, 2, 2));
+        assert_eq!(relay.retries, Some(Retries { percent: 50, min_per_second: 10 }));
         assert_eq!((relay.allow.len(), relay.deny.len()), (2, 1));
         assert_eq!((relay.per_source_max, relay.resolve), (Some(10), RESOLVE_DEFAULT));
         let metrics = config.process.metrics.as_ref().map(EndpointUri::to_string);
@@ -489,6 +493,12 @@ mod tests {
             (format!("{relay}check = true\n"), &["line 4", "a table", "{ every = \"2s\" }"]),
             (format!("{relay}tls = true\n"), &["line 4", "a table", "certificate"]),
             (format!("{relay}to_tls = 5\n"), &["line 4", "a table", "{}"]),
+            (format!("{relay}retries = {{ ratio = 1 }}\n"), &["line 4", "`ratio`", "`percent`"]),
+            (format!("{relay}retries = 20\n"), &["line 4", "retries = { percent = 20"]),
+            (
+                format!("{}retries = {{}}\n", relay.replace("tcp:", "udp:")),
+                &["`retries`", "streams"],
+            ),
             (format!("{relay}per_source_max = 0\n"), &["line 1", "`per_source_max`"]),
             (format!("{relay}per_source_max = -1\n"), &["line 4", "from 0 to 4294967295"]),
             (format!("{relay}resolve = '0s'\n"), &["line 1", "`resolve`"]),

@@ -20,8 +20,8 @@ pub(crate) use self::{
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
         BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, PathChoice,
-        Ports, Publish, Range, RelayMode, SegmentsChoice, TargetUri, Time, TransportProtocol,
-        WaitMode,
+        Ports, Publish, Range, RelayMode, Retries, SegmentsChoice, TargetUri, Time,
+        TransportProtocol, WaitMode,
     },
 };
 
@@ -187,6 +187,11 @@ pub(crate) struct Relay {
     /// every=2s,timeout=1s,rise=2,fall=3, which are the defaults of those that are not given. Default: no checks.
     #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "every=2s")]
     pub(crate) check: Option<Check>,
+
+    /// The connections that may try another target after one that was not reached, as in percent=20,min_per_second=10: so many of 100
+    /// connections, and so many for each second, over the last 10 s; further ones fail at once. These are the defaults.
+    #[arg(long, value_name = "SETTINGS")]
+    pub(crate) retries: Option<Retries>,
 
     /// Time between two attempts to resolve names of targets.
     #[arg(long, value_name = "TIME", default_value_t = RESOLVE_DEFAULT)]

@@ -299,6 +299,47 @@ impl FromStr for Check {
     }
 }
 
+/// The budget of retries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table, as in retries = { percent = 20, min_per_second = 10 }"
+)]
+pub(crate) struct Retries {
+    pub(crate) percent: u32,
+    pub(crate) min_per_second: u32,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self { percent: 20, min_per_second: 10 }
+    }
+}
+
+impl FromStr for Retries {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let mut retries = Self::default();
+        for setting in text.split(',') {
+            let bad = || {
+                BadValue::new(format!(
+                    "`{setting}` must be a setting of retries, as in percent=20,min_per_second=10"
+                ))
+            };
+            let (name, value) = setting.split_once('=').ok_or_else(bad)?;
+            let value = value.parse().map_err(|_| bad())?;
+            match name {
+                "percent" => retries.percent = value,
+                "min_per_second" => retries.min_per_second = value,
+                _ => return Err(bad()),
+            }
+        }
+        Ok(retries)
+    }
+}
+
 /// A duration: `250ms`, `10s`, `5m`, `1h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(pub(crate) Duration);
@@ -622,6 +663,20 @@ pub(crate) const fn is_v4(address: &SocketAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: a budget of retries is read, and mistakes in it are refused. Method: each setting, alone and together, and wrong ones.
+    #[test]
+    fn retries_are_read() {
+        let read = |text: &str| text.parse::<Retries>();
+        assert_eq!(
+            read("percent=0,min_per_second=1"),
+            Ok(Retries { percent: 0, min_per_second: 1 })
+        );
+        assert_eq!(read("percent=50"), Ok(Retries { percent: 50, ..Retries::default() }));
+        for bad in ["", "percent", "percent=-1", "percent=20%", "ratio=1"] {
+            assert!(read(bad).unwrap_err().to_string().contains("percent=20"), "{bad}");
+        }
+    }
 
     /// Goal: valid texts are parsed, and others are refused with advice. Method: each kind.
     #[test]

@@ -14,8 +14,8 @@ use vigie::{
     detect::clock::monotonic_now,
     forward::relay::{
         self as library, Balance, ConnectionTask, FrameMode as LibraryFrameMode, Framing,
-        HealthCheckConfig, LengthFormat, RelayHandle, RelayStats, TargetStats, Transfer,
-        UdpRelayHandle, UdpRelayStats, Upstream,
+        HealthCheckConfig, LengthFormat, RelayHandle, RelayStats, RetryBudget, TargetStats,
+        Transfer, UdpRelayHandle, UdpRelayStats, Upstream,
     },
     spawn_local,
 };
@@ -26,8 +26,8 @@ use super::{
 };
 use crate::{
     config::{
-        BalanceChoice, EndpointUri, FrameMode, HostPort, LengthForm, Relay, RelayMode, TargetUri,
-        uses_tls,
+        BalanceChoice, EndpointUri, FrameMode, HostPort, LengthForm, Relay, RelayMode, Retries,
+        TargetUri, uses_tls,
     },
     instance::InstanceEvent,
     journal::log,
@@ -129,6 +129,11 @@ fn prepare_streams(
     if let Some(check) = relay.check {
         let config = HealthCheckConfig::default().every(check.every.0).timeout(check.timeout.0);
         builder = builder.check(config.rise(check.rise).fall(check.fall));
+    }
+
+    if let Some(Retries { percent, min_per_second }) = relay.retries {
+        let budget = RetryBudget::default().percent(percent).min_per_second(min_per_second);
+        builder = builder.retries(budget);
     }
 
     let (transfer, path) = match relay.mode {
@@ -399,6 +404,7 @@ fn of_streams(head: &FlowReport, stats: &RelayStats, has_tls: bool) -> FlowRepor
         dropped: stats.denied
             + stats.over_source_max
             + stats.refused
+            + stats.over_retry_budget
             + stats.reset
             + stats.timed_out
             + stats.malformed
