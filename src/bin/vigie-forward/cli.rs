@@ -132,7 +132,7 @@ pub(crate) struct StatsArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Repeat at this interval (such as 1s), with rates, until interrupted. Default: one report.
+    /// Repeat at this interval (such as 1s), with rates, until interrupted; on a terminal, with a plot of the last 30 rates. Default: one report.
     #[arg(long, value_name = "TIME")]
     pub(crate) every: Option<Time>,
 

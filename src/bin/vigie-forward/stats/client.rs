@@ -12,6 +12,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::{
+    plot::Plots,
     rendezvous::{RendezvousError, find},
     report::{FORMAT_VERSION, InstanceReport},
     table,
@@ -115,14 +116,23 @@ pub(crate) fn report(path: Option<&Path>) -> Result<InstanceReport, ClientError>
 /// Shows the report of an instance, once or repeatedly.
 pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
     let mut client = Client::open(arguments.socket.as_deref())?;
+    let path = client.path.clone();
     let mut before: Option<InstanceReport> = None;
+    let mut plots = if arguments.json { None } else { Plots::for_terminal() };
     let reports = arguments.every.map_or(1, |_| arguments.count.unwrap_or(u64::MAX));
     for number in 0..reports {
         if let (Some(every), 1..) = (arguments.every, number) {
             let _ = pause(every.0);
+            // The instance ends connections that last.
+            client = Client::open(Some(&path))?;
         }
         let (report, answer) = client.report()?;
-        let text = if arguments.json { answer } else { table::render(&report, before.as_ref()) };
+        let mut text =
+            if arguments.json { answer } else { table::render(&report, before.as_ref()) };
+        if let (Some(plots), Some(before)) = (&mut plots, &before) {
+            plots.add(before, &report);
+            text += &plots.text();
+        }
         let mut output = io::stdout().lock();
         match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
             // The reader of the output has seen enough.
