@@ -28,6 +28,8 @@ mod reference;
 mod reload;
 #[path = "vigie_forward/service.rs"]
 mod service;
+#[path = "vigie_forward/stats_socket.rs"]
+mod stats_socket;
 #[path = "vigie_forward/takeover.rs"]
 mod takeover;
 #[path = "vigie_forward/tls.rs"]

@@ -135,6 +135,7 @@ impl Predecessor {
             Err(error) => return Err(failed(error)),
         };
         stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(failed)?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(failed)?;
         writeln!(&stream, "{TAKEOVER}").map_err(failed)?;
         let mut listeners = Vec::new();
         loop {
@@ -204,6 +205,67 @@ mod tests {
 
     use super::*;
     use crate::config::parse;
+
+    /// Goal: whatever a process says that is asked for its listeners, it is understood or refused with a reason, and
+    /// nothing waits once it has gone. Method: 400 answers by seed: a right one that was cut, changed, doubled or replaced, with descriptors or without, and then the end.
+    #[test]
+    fn any_answer_is_read_safely() {
+        let name = format!("vigie-forward-answers-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let right = [
+            &b"{\"flow\":\"a\",\"listen\":\"tcp://127.0.0.1:0\"}\n"[..],
+            b"{\"flow\":null,\"listen\":\"unix:/c\"}\n",
+            b"{\"error\":\"it drains\"}\n",
+            b"\n",
+        ];
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let running = thread::spawn(move || {
+            for seed in 0..400 {
+                let mut rng = fastrand::Rng::with_seed(seed);
+                let (stream, _) = socket.accept().unwrap();
+                BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                for _ in 0..rng.usize(..4) {
+                    let mut line = right[rng.usize(..right.len())].to_vec();
+                    let at = rng.usize(..line.len());
+                    match rng.u8(..6) {
+                        0 => line.truncate(at + 1),
+                        1 => line[at] = rng.u8(..),
+                        2 => line = line.repeat(rng.usize(1..40)),
+                        3 => line = (0..=at).map(|_| rng.u8(..)).collect(),
+                        _ => {}
+                    }
+                    // It may have been refused already.
+                    let sent = if rng.bool() {
+                        send(stream.as_fd(), &line, null.as_fd())
+                    } else {
+                        (&stream).write_all(&line)
+                    };
+                    drop(sent);
+                }
+            }
+        });
+        let (mut found, mut reasons) = (0, std::collections::BTreeSet::new());
+        for seed in 0..400 {
+            match Predecessor::find(&path) {
+                Ok(old) => {
+                    found += 1;
+                    drop(old.unwrap().end());
+                }
+                Err(TakeoverError::Refused { reason, .. }) => drop(reasons.insert(reason)),
+                Err(TakeoverError::Io { source, .. }) => {
+                    assert_ne!(source.kind(), io::ErrorKind::WouldBlock, "{seed}");
+                    reasons.insert(source.to_string());
+                }
+            }
+        }
+        running.join().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(
+            found > 0 && reasons.len() > 10 && reasons.contains("it drains"),
+            "{found} {reasons:?}"
+        );
+    }
 
     /// Goal: the descriptors that arrive are those that were sent, and each flow gets that of its endpoint, once; at port 0 that of its
     /// name; an error is told. Method: both sides of a connection, with listeners at ports that the kernel chose.

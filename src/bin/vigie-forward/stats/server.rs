@@ -1,9 +1,10 @@
 //! The server side.
 
-use std::{cell::Cell, io, os::fd::OwnedFd, rc::Rc, time::Duration};
+use std::{collections::VecDeque, io, os::fd::OwnedFd, rc::Rc, time::Duration};
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use vigie::{
+    JoinHandle,
     net::{UnixListener, UnixStream},
     spawn_local,
     time::{sleep, timeout},
@@ -11,8 +12,8 @@ use vigie::{
 
 use crate::takeover::{self, HandedListener, TAKEN, TAKEOVER};
 
-/// The maximum number of concurrent clients; further ones are refused.
-const READERS_MAX: u32 = 16;
+/// The maximum number of concurrent clients; a further one takes the place of the oldest, which may be silent.
+const READERS_MAX: usize = 16;
 /// The longest line of a client.
 const LINE_BYTES_MAX: u64 = 256;
 /// The number of flows that one client may take over.
@@ -36,23 +37,23 @@ pub(crate) trait Answers {
 
 /// Answers clients, until it is dropped.
 pub(crate) async fn serve(listener: UnixListener, answers: Rc<dyn Answers>) {
-    let readers = Rc::new(Cell::new(0));
+    let mut readers = VecDeque::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
-        if readers.get() == READERS_MAX {
-            continue;
+        readers.retain(|reader: &JoinHandle<()>| !reader.is_finished());
+        if readers.len() == READERS_MAX
+            && let Some(oldest) = readers.pop_front()
+        {
+            oldest.abort();
         }
-        readers.set(readers.get() + 1);
-        let (readers, answers) = (Rc::clone(&readers), Rc::clone(&answers));
-        let reader = spawn_local(async move {
+        let answers = Rc::clone(&answers);
+        readers.push_back(spawn_local(async move {
             // Errors only concern this client.
             let _ = timeout(READER_TIMEOUT, converse(stream, &*answers)).await;
-            readers.set(readers.get() - 1);
-        });
-        reader.detach();
+        }));
     }
 }
 
@@ -63,7 +64,12 @@ async fn converse(stream: UnixStream, answers: &dyn Answers) -> io::Result<()> {
         let mut line = Vec::new();
         (&mut stream).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).await?;
         if line.pop() != Some(b'\n') {
-            // The end, or a line without one.
+            // The end, or the start of a line that never ends.
+            if line.len() as u64 + 1 == LINE_BYTES_MAX {
+                let error = format!("a line has at most {LINE_BYTES_MAX} bytes");
+                let reply = serde_json::json!({ "error": error }).to_string() + "\n";
+                stream.write_all(reply.as_bytes()).await?;
+            }
             return Ok(());
         }
         let line = String::from_utf8_lossy(&line);
