@@ -121,6 +121,73 @@ fn mappings_do_not_depend_on_peers() {
     }
 }
 
+/// Goal: RFC 4787, REQ-2, REQ-7: all mappings of a host have one external address; an address of the hosts inside means these, never a peer outside.
+/// Method: all protocols, several ports and peers, of two hosts; then packets between the hosts.
+#[test]
+fn a_host_has_one_external_address() {
+    let mut stage = nat();
+    for (number, from) in (0..20).flat_map(|number| [(number, A.0), (number, B.0)]) {
+        for protocol in [UDP, TCP, ICMP] {
+            let to = (Ipv4Addr::from([203, 0, 113, number]), 53);
+            let sent = packet(protocol, INSIDE, (from, 3000 + u16::from(number)), to);
+            let [source, _] = pass(&mut stage, sent);
+            assert_eq!(source.0, OWN, "{from} {number} {protocol}");
+        }
+    }
+    let flows = stage.table().len();
+    for protocol in [UDP, TCP] {
+        let ends = pass(&mut stage, packet(protocol, INSIDE, A, B));
+        assert_eq!((ends, stage.table().len()), ([A, B].map(ip_end), flows));
+    }
+}
+
+/// Goal: RFC 4787, REQ-10, RFC 5382, REQ-6: no payload is changed, at the ports of no protocol. Method: what FTP, SIP, TFTP and RTSP say of the sender's own
+/// address and port, in both directions.
+#[test]
+fn payloads_are_left_alone() {
+    let said = b"PORT 10,0,0,2,19,136\r\nContact: <sip:a@10.0.0.2:5000>\r\nTransport: RTP/AVP;client_port=5000-5001\r\n";
+    for port in [21, 69, 554, 1720, 5060] {
+        for protocol in [UDP, TCP] {
+            let mut stage = nat();
+            let with_payload = |ingress, from, to| {
+                let short = packet(protocol, ingress, from, to);
+                let headers = if protocol == TCP { 20 } else { 8 };
+                let mut transport = short.bytes()[34..34 + headers].to_vec();
+                if protocol == UDP {
+                    transport[4..6]
+                        .copy_from_slice(&u16::try_from(8 + said.len()).unwrap().to_be_bytes());
+                }
+                ip(protocol, ingress, from.0, to.0, (5, 0), &[&transport[..], said].concat())
+            };
+            let mut there = with_payload(INSIDE, A, (PEER.0, port));
+            assert_eq!(stage.process(&mut there, START), Verdict::Pass);
+            assert!(there.bytes().ends_with(said), "{port} {protocol}");
+            let [source, _] = ends(&mut there);
+            let mut back = with_payload(OUTSIDE, (PEER.0, port), v4(source));
+            assert_eq!(stage.process(&mut back, START), Verdict::Pass);
+            assert!(back.bytes().ends_with(said), "{port} {protocol}");
+            assert_eq!(ends(&mut back), [ip_end((PEER.0, port)), ip_end(A)]);
+            assert_eq!(stage.table().len(), 1, "nothing is opened for what is named");
+        }
+    }
+}
+
+/// Goal: RFC 5508, REQ-11: messages of ICMP that are neither echoes nor errors are dropped, from either side, and begin no flow. Method: every type.
+#[test]
+fn other_messages_are_dropped() {
+    for kind in (0..=255).filter(|kind| ![0, 3, 4, 5, 8, 11, 12].contains(kind)) {
+        for (ingress, from, to) in [(INSIDE, A.0, PEER.0), (OUTSIDE, PEER.0, OWN)] {
+            let mut stage = nat();
+            let mut message =
+                ip(ICMP, ingress, from, to, (5, 0), &[kind, 0, 0, 0, 0, 7, 0, 1, 0, 0, 0, 0]);
+            let before = message.clone();
+            let verdict = stage.process(&mut message, START);
+            assert!(matches!(verdict, Verdict::Drop(_)), "{kind}: {verdict:?}");
+            assert_eq!((message, stage.table().len()), (before, 0), "{kind}");
+        }
+    }
+}
+
 /// Goal: RFC 4787, REQ-9, RFC 5382, REQ-8: hosts inside reach each other by external ends, and see each other so; by a
 /// mapping, and by a published port. Method: there and back.
 #[test]

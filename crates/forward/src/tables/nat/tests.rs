@@ -1,15 +1,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::Hasher,
     net::{IpAddr, Ipv4Addr},
     time::Duration,
 };
 
 use fastrand::Rng;
 use proptest::prelude::*;
+use siphasher::sip::SipHasher13;
 use vigie_detect::Instant;
 
 use super::*;
-use crate::packet::{TCP, TcpFlags, UDP};
+use crate::packet::{ICMP, TCP, TcpFlags, UDP};
 
 const START: Instant = Instant::from_nanos(0);
 const EXTERNAL: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 9));
@@ -282,6 +284,25 @@ fn connections_live_by_their_state() {
     assert!(table.is_empty());
 }
 
+/// Goal: RFC 5508, REQ-2: a query's flow lives for 60 s after its last packet, answered or not. Method: flows of echoes, just before and after that.
+#[test]
+fn echoes_live_for_a_minute() {
+    let table = table();
+    let after = |seconds| START + Duration::from_secs(seconds);
+    let [silent, answered] = [7, 8].map(|id| tuple(ICMP, end(2, id), peer(1, id)));
+    open(&table, silent, START).unwrap();
+    let becomes = open(&table, answered, START).unwrap();
+    assert!(table.translate(&becomes.reversed(), None, after(50)).is_some());
+    table.expire(after(59));
+    assert!(table.peek(&silent).is_some() && table.peek(&answered).is_some());
+    table.expire(after(61));
+    assert!(table.peek(&silent).is_none() && table.peek(&answered).is_some());
+    table.expire(after(109));
+    assert!(table.peek(&answered).is_some());
+    table.expire(after(111));
+    assert_eq!((table.len(), table.usage().ports), (0, 0));
+}
+
 /// Goal: where a program has forwarded the segments, an RST is judged by what the program saw, once; and a forged one
 /// stays forged. Method: the window moves on without the table; an RST at its new place, and one elsewhere.
 #[test]
@@ -422,5 +443,85 @@ fn low_ports_keep_their_range() {
         assert_eq!((table.usage().percent(), table.usage().evicted), (100, 0));
         assert_eq!(fill(6000).collect::<BTreeSet<_>>(), (1016..=1027).collect());
         assert_eq!((table.usage().refused, table.usage().evicted), (0, 12));
+    }
+}
+
+/// Goal: flows that no table has written are taken over or left, and what is taken over is one table's: no end twice, no port without a flow; with any age, as
+/// when the wall clock was set. Method: saved tables with mutations below a checksum that is right again, from 3000 seeds.
+#[test]
+fn any_saved_flows_are_read_safely() {
+    let before = table();
+    for number in 0..8 {
+        let protocol = [TCP, UDP, ICMP][usize::from(number % 3)];
+        open(&before, tuple(protocol, end(1, 1000 + number), peer(1, 443)), START).unwrap();
+    }
+    let saved = before.save(START);
+    let (mut kept, mut refused) = (0, 0);
+    for seed in 0..3000 {
+        let mut rng = Rng::with_seed(seed);
+        let mut bytes = saved[..saved.len() - 8].to_vec();
+        for _ in 0..rng.usize(1..6) {
+            let at = rng.usize(12..bytes.len());
+            match rng.u8(..4) {
+                0 => bytes.truncate(at.max(16)),
+                1 => {
+                    let piece = bytes[at..].to_vec();
+                    bytes.splice(at..at, piece);
+                }
+                2 => bytes[at] = [0, 4, 16, 0xff][rng.usize(..4)],
+                _ => bytes[at] = rng.u8(..),
+            }
+        }
+        let mut hasher = SipHasher13::new();
+        hasher.write(&bytes);
+        bytes.extend(hasher.finish().to_be_bytes());
+        let age =
+            [Duration::ZERO, Duration::from_secs(rng.u64(..400)), Duration::MAX][rng.usize(..3)];
+        let table = table();
+        let now = [START, START + Duration::from_secs(1000)][rng.usize(..2)];
+        match table.restore(&bytes, age, |_| true, now) {
+            Ok((restored, _)) => {
+                kept += restored;
+                assert_eq!((table.len(), table.usage().flows), (restored, restored), "{seed}");
+                let flows: BTreeSet<_> =
+                    table.flows().iter().map(|flow| format!("{:?}", flow.translated)).collect();
+                assert_eq!(flows.len(), restored, "{seed}");
+                table.expire(now + Duration::from_secs(1 << 20));
+                assert_eq!((table.len(), table.usage().ports), (0, 0), "{seed}");
+            }
+            Err(error) => {
+                refused += 1;
+                assert_eq!((error, table.len()), (NatRestoreError::Damaged, 0), "{seed}");
+            }
+        }
+    }
+    assert!(kept > 1000 && refused > 1000, "{kept} {refused}");
+}
+
+/// Goal: with an age that a changed wall clock made wrong, flows live no longer than their time-out from the start on, and none comes back that is too old. Method:
+/// flows of UDP that are 100 s old, with the ages of a clock that was set back, right, and set ahead; also just after the machine has started.
+#[test]
+fn a_wrong_age_keeps_no_flow_for_longer() {
+    let before = table();
+    let flow = tuple(UDP, end(1, 1000), peer(1, 443));
+    open(&before, flow, START).unwrap();
+    let saved = before.save(START + Duration::from_secs(100));
+    for boot in [0, 50, 100_000] {
+        let now = START + Duration::from_secs(boot);
+        for (age, lives) in [(0, 200), (100, 100), (199, 1)] {
+            let table = table();
+            let age = Duration::from_secs(age);
+            assert_eq!(table.restore(&saved, age, |_| true, now), Ok((1, 0)));
+            // Before the clock's origin there is no time: after a start of the machine it may live up to its whole time-out.
+            let idle = Duration::from_secs(300 - lives).min(Duration::from_secs(boot));
+            let end = now + Duration::from_secs(300) - idle;
+            table.expire(end - Duration::from_secs(1));
+            assert!(table.peek(&flow).is_some(), "{boot} {age:?}");
+            table.expire(end + Duration::from_secs(1));
+            assert!(table.peek(&flow).is_none(), "{boot} {age:?}");
+        }
+        for age in [Duration::from_secs(200), Duration::from_secs(1 << 40), Duration::MAX] {
+            assert_eq!(table().restore(&saved, age, |_| true, now), Ok((0, 1)), "{boot} {age:?}");
+        }
     }
 }
