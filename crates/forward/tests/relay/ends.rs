@@ -41,6 +41,67 @@ fn resets_are_passed_on() {
     });
 }
 
+/// Goal: at whatever byte of its answer a target resets, the client gets the bytes before it, no other ones, and then a reset; each such connection is
+/// counted, and nothing is left open. Method: a target that resets after k bytes, for k from 0 to 64, once the client has them, and at once.
+#[test]
+fn a_reset_at_any_byte_is_passed_on() {
+    const BYTES_MAX: usize = 64;
+    for way in 0..2 {
+        for is_at_once in [false, true] {
+            run(async {
+                let listener = TcpListener::bind(local()).await?;
+                let [(name, builder), ..] = {
+                    let mut all = ways(listener.local_addr()?);
+                    all.rotate_left(way);
+                    all
+                };
+                let relay = Serving::start(builder);
+                let (answer, mut arrived) = (pattern(3, BYTES_MAX), 0);
+                for bytes in 0..=BYTES_MAX {
+                    let mut client = relay.connect().await?;
+                    client.write_all(b"?").await?;
+                    let (mut served, _) = listener.accept().await?;
+                    served.read_exact(&mut [0]).await?;
+                    served.write_all(&answer[..bytes]).await?;
+                    let mut heard = vec![0; if is_at_once { 0 } else { bytes }];
+                    client.read_exact(&mut heard).await?;
+                    served.set_linger(Some(Duration::ZERO))?;
+                    drop(served);
+                    let error =
+                        client.read_to_end(&mut heard).await.expect_err("no end of a stream");
+                    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{name} {bytes}");
+                    assert!(answer[..bytes].starts_with(&heard), "{name} {bytes}");
+                    assert!(is_at_once || heard.len() == bytes, "{name} {bytes}");
+                    arrived += heard.len() as u64;
+                }
+                let connections = BYTES_MAX as u64 + 1;
+                relay.until(|stats| stats.reset == connections && stats.active == 0).await;
+                let stats = relay.handle.stats();
+                assert_eq!(
+                    (stats.accepted, stats.bytes_up),
+                    (connections, connections),
+                    "{stats:?}"
+                );
+                assert_eq!(
+                    (stats.finished, stats.refused, stats.connects_failed),
+                    (0, 0, 0),
+                    "{stats:?}"
+                );
+                // At once, some may have been in the client's queue that it could no longer read.
+                assert!(stats.bytes_down >= arrived, "{stats:?}");
+                assert!(is_at_once || stats.bytes_down == arrived, "{stats:?}");
+                let target = &relay.handle.targets()[0];
+                assert_eq!(
+                    (target.connections, target.active, target.failures),
+                    (connections, 0, 0),
+                    "{target:?}"
+                );
+                Ok(())
+            });
+        }
+    }
+}
+
 /// One relay for each way of moving bytes.
 fn ways(upstream: SocketAddr) -> [(&'static str, RelayBuilder); 3] {
     let framing = Framing::new(LengthFormat::U64Be).message_bytes_max(1 << 40);
