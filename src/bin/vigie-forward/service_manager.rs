@@ -110,3 +110,66 @@ pub(crate) async fn keep_alive(manager: Rc<ServiceManager>, streams: Rc<RefCell<
         manager.tell("WATCHDOG=1");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, mpsc::channel};
+
+    use vigie::{Flavor, time::timeout};
+
+    use super::*;
+
+    /// Goal: the manager hears nothing while the workers of the streams are stuck, though this thread runs, and hears again when they go on. Method: tasks that block
+    /// every worker, and every thread that could stand in for one, for as long as ten periods; a socket in the manager's place.
+    #[test]
+    fn stuck_workers_are_silent() {
+        let manager =
+            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(b"vigie-watchdog").unwrap())
+                .unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let socket = Some(open(OsStr::new("@vigie-watchdog")).unwrap());
+        let period = Duration::from_millis(20);
+        let own = Rc::new(ServiceManager { socket, watchdog: Some(period) });
+        let builder = Runtime::builder().workers(1).reserve_threads(1);
+        let streams = Rc::new(RefCell::new(Some(builder.build().unwrap())));
+        let handle = streams.borrow().as_ref().unwrap().handle().clone();
+        let (free, stuck) = channel::<()>();
+        let (is_stuck, seen) = channel();
+        let stuck = Arc::new(Mutex::new(stuck));
+        // The worker, and the thread that stands in for it.
+        let blocked = [0, 1].map(|_| {
+            let (is_stuck, stuck) = (is_stuck.clone(), Arc::clone(&stuck));
+            let blocked = handle.spawn(async move {
+                is_stuck.send(()).unwrap();
+                let _ = stuck.lock().unwrap().recv();
+            });
+            seen.recv().unwrap();
+            blocked
+        });
+        let runtime = Runtime::builder().flavor(Flavor::UserLevel).build().unwrap();
+        runtime.block_on(async {
+            assert!(
+                timeout(10 * period, keep_alive(Rc::clone(&own), Rc::clone(&streams)))
+                    .await
+                    .is_err()
+            );
+            let mut bytes = [0; 64];
+            assert_eq!(manager.recv(&mut bytes).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            drop(free);
+            for one in blocked {
+                one.await.unwrap();
+            }
+            let told = async {
+                while manager.recv(&mut bytes).is_err() {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            vigie::select! {
+                () = keep_alive(own, Rc::clone(&streams)) => panic!("it has no end"),
+                () = told => {}
+            }
+            assert!(bytes.starts_with(b"WATCHDOG=1"));
+        });
+        drop(streams.take());
+    }
+}
