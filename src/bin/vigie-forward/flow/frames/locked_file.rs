@@ -181,4 +181,22 @@ mod tests {
         assert!(is_taken());
         fs::remove_file(&path).unwrap();
     }
+
+    /// Goal: the age of a file follows the wall clock, and one from the future, as after the clock was set back, is new. Method: a file whose time is an hour ago, and
+    /// in an hour.
+    #[test]
+    fn a_file_from_the_future_is_new() {
+        let name = format!("vigie-forward-aged-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let hour = Duration::from_secs(3600);
+        let mut file = LockedFile::open(&path).unwrap();
+        file.replace(b"one").unwrap();
+        let written = fs::metadata(&path).unwrap().modified().unwrap();
+        let set = |to| File::open(&path).unwrap().set_modified(to).unwrap();
+        set(written - hour);
+        assert!(file.age() >= hour);
+        set(written + hour);
+        assert_eq!(file.age(), Duration::ZERO);
+        fs::remove_file(&path).unwrap();
+    }
 }
