@@ -204,6 +204,7 @@ pub(crate) const ROOMS: &[Rooms<'_>] = &[
             "switches",
             "timers",
             "waits",
+            "drawn",
             "repository",
             "virtual_time",
             "worlds",

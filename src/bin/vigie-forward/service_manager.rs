@@ -123,11 +123,11 @@ mod tests {
     /// every worker, and every thread that could stand in for one, for as long as ten periods; a socket in the manager's place.
     #[test]
     fn stuck_workers_are_silent() {
-        let manager =
-            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(b"vigie-watchdog").unwrap())
-                .unwrap();
+        let name = format!("vigie-watchdog-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let manager = UnixDatagram::bind_addr(&address).unwrap();
         manager.set_nonblocking(true).unwrap();
-        let socket = Some(open(OsStr::new("@vigie-watchdog")).unwrap());
+        let socket = Some(open(OsStr::new(&format!("@{name}"))).unwrap());
         let period = Duration::from_millis(20);
         let own = Rc::new(ServiceManager { socket, watchdog: Some(period) });
         let builder = Runtime::builder().workers(1).reserve_threads(1);

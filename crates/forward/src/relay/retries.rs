@@ -23,7 +23,7 @@ pub struct RetryBudget {
 impl RetryBudget {
     vigie_detect::setters! {
         /// Sets the retries for 100 connections. Default 20; 0 for none beyond [`min_per_second`](Self::min_per_second). With 100 times
-        /// the number of other targets, every connection may try every target.
+        /// the number of other targets, every connection may try every target, if each attempt fails within less than 10 s.
         percent: u32,
 
         /// Sets the retries for each second, whatever the number of connections. Default 10. Those of 10 s may come at once.

@@ -108,7 +108,7 @@ const fn has_fast_string_copy() -> bool {
     false
 }
 
-/// Returns whether a line can be copied by two moves.
+/// Returns whether a line can be copied by one load and one store.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn has_wide_moves() -> bool {
@@ -149,8 +149,44 @@ unsafe fn word(place: *const u8) -> u64 {
     unsafe { AtomicU64::from_ptr(place.cast_mut().cast()) }.load(Ordering::Relaxed)
 }
 
+/// As [`copy_lines`], by one load and one store for each.
+///
+/// # Safety
+/// As [`copy_lines`]; the processor [`has_wide_moves`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_lines_wide(from: *const u8, to: *mut u8, length: usize) -> usize {
+    let mut done = 0;
+    while length - done >= CACHE_LINE {
+        // SAFETY: a whole line is left on both sides; the compiler sees no access that could race with others.
+        unsafe {
+            std::arch::asm!(
+                "vmovdqu64 zmm0, [{from}]",
+                "vmovdqu64 [{to}], zmm0",
+                from = in(reg) from.wrapping_add(done),
+                to = in(reg) to.wrapping_add(done),
+                out("xmm0") _,
+                options(nostack, preserves_flags)
+            );
+        }
+        done += CACHE_LINE;
+    }
+    // SAFETY: clears the upper parts of these sixteen registers, in which nothing is left then. Without it, moves of 16 bytes would be slow.
+    unsafe {
+        std::arch::asm!(
+            "vzeroupper",
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+            out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+            options(nostack, nomem, preserves_flags)
+        );
+    }
+    done
+}
+
 /// Copies as many whole lines as there are, and returns their bytes. In Rust's memory model a line is several words,
-/// each read or written as an atomic; the processor can copy it in four moves, or in one.
+/// each read or written as an atomic; the processor can copy it by four loads and stores, or by one of each.
 ///
 /// # Safety
 /// As [`copy_out`], or as [`copy_in`].
@@ -159,25 +195,8 @@ unsafe fn copy_lines(from: *const u8, to: *mut u8, length: usize) -> usize {
     let mut done = 0;
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if length >= WIDE_MIN_BYTES && has_wide_moves() {
-        while length - done >= CACHE_LINE {
-            // SAFETY: a whole line is left on both sides; the compiler sees no access that could race with others. The processor and the
-            // kernel have these registers.
-            unsafe {
-                std::arch::asm!(
-                    "vmovdqu64 zmm0, [{from}]",
-                    "vmovdqu64 [{to}], zmm0",
-                    from = in(reg) from.wrapping_add(done),
-                    to = in(reg) to.wrapping_add(done),
-                    out("xmm0") _,
-                    options(nostack, preserves_flags)
-                );
-            }
-            done += CACHE_LINE;
-        }
-        // SAFETY: as above; without it, moves of 16 bytes would be slow.
-        unsafe {
-            std::arch::asm!("vzeroupper", out("xmm0") _, options(nostack, nomem, preserves_flags));
-        }
+        // SAFETY: the caller's duties are the same, and the processor has the instructions.
+        done = unsafe { copy_lines_wide(from, to, length) };
     }
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     while length - done >= CACHE_LINE {
@@ -344,6 +363,42 @@ fn each_line(to: *const u8, length: usize, mut copy: impl FnMut(usize, usize)) {
 mod tests {
     use super::*;
     use crate::memory::Memory;
+
+    /// Goal: lines are copied alike whether or not the processor has moves of whole lines. Method: several lengths, unaligned; without such moves,
+    /// only what [`copy_lines`] does then.
+    #[test]
+    fn lines_are_copied_by_any_moves() {
+        let source: Vec<u8> = (0..1000).map(|at| (at % 251) as u8).collect();
+        for length in [0, 63, 64, 127, 128, 200, 640, 900] {
+            let whole = length / CACHE_LINE * CACHE_LINE;
+            for (is_wide, skip) in [(false, 0), (false, 9), (true, 0), (true, 9)] {
+                let mut target = vec![255; 1000];
+                let (from, to) = (source[skip..].as_ptr(), target[skip..].as_mut_ptr());
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                if is_wide && has_wide_moves() {
+                    // SAFETY: both have room, and nothing else reads or writes them.
+                    let done = unsafe { copy_lines_wide(from, to, length) };
+                    assert_eq!(
+                        (done, &target[skip..skip + whole]),
+                        (whole, &source[skip..skip + whole])
+                    );
+                    continue;
+                }
+                // In lines of which each is too short for wide moves.
+                for at in (0..whole).step_by(CACHE_LINE) {
+                    // SAFETY: as above.
+                    let done = unsafe {
+                        copy_lines(from.wrapping_add(at), to.wrapping_add(at), CACHE_LINE)
+                    };
+                    if done == 0 {
+                        return;
+                    }
+                }
+                assert_eq!(target[skip..skip + whole], source[skip..skip + whole], "{is_wide}");
+                assert!(target[skip + whole..].iter().all(|byte| *byte == 255));
+            }
+        }
+    }
 
     /// Goal: every byte is copied and none beside, in and out. Method: lengths around a word, a line and the shortest
     /// copies that prefetch and that are one instruction, at offsets within a line at either side.

@@ -327,7 +327,7 @@ impl<P: Provider> Communicator<P> {
     }
 
     /// Begins to send bytes of any owner, which the request keeps: [`KeptBytes`]. The send goes on whether or not you await it. Long
-    /// messages are read from the owner as the receiver has room, without a copy; the owner is dropped when the request has ended.
+    /// messages are read from the owner as the receiver has room, without a copy, except in buffered mode; the owner is dropped when the request has ended.
     ///
     /// # Errors
     /// As [`send`](Self::send).

@@ -42,8 +42,12 @@ pub enum Payload<'a> {
 /// Bytes that stay where they are, and as they are, as long as their owner lives: an `Arc<[u8]>`, a static slice, a mapped file.
 ///
 /// A library that sends from a buffer of its caller, as an MPI library must, makes an owner of its own: it promises by an `unsafe`
-/// constructor that the buffer stays until the request has ended, and the engine can read it whenever the transport has room, not
-/// only while the caller polls.
+/// constructor that the buffer stays until the owner is dropped, and the engine can read it whenever the transport has room, not
+/// only while the caller polls. The owner is dropped when the bytes have been sent or will not be: at the latest when the request has ended, if its
+/// caller waits for that; a request that is dropped before goes on, and so does its owner.
+///
+/// The owner is read and dropped inside the endpoint: neither may call the endpoint again, nor panic. One that gives fewer bytes than
+/// before breaks the connection to the rank that they are for.
 ///
 /// # Examples
 /// ```
@@ -52,7 +56,7 @@ pub enum Payload<'a> {
 /// struct Borrowed(*const u8, usize);
 /// impl Borrowed {
 ///     /// # Safety
-///     /// The bytes are readable, and not changed, until the request that sends them has ended.
+///     /// The bytes are readable, and not changed, until this is dropped.
 ///     unsafe fn new(at: *const u8, length: usize) -> Self {
 ///         Self(at, length)
 ///     }
@@ -74,7 +78,7 @@ pub enum Payload<'a> {
 pub struct KeptBytes(Box<dyn AsRef<[u8]> + Send>);
 
 impl KeptBytes {
-    /// Takes the owner, which is dropped when the bytes have been sent, or will not be.
+    /// Takes the owner.
     pub fn new(owner: impl AsRef<[u8]> + Send + 'static) -> Self {
         Self(Box::new(owner))
     }

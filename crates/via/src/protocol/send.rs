@@ -254,13 +254,23 @@ impl<P: Provider> MessageEngine<P> {
                 request.total = to_u64(bytes.len());
                 request.body = SendBody::Owned(bytes);
             }
-            Payload::Kept(bytes) => {
-                request.total = to_u64(bytes.as_ref().len());
+            Payload::Kept(kept) if mode == SendMode::Buffered => {
+                // Done at once, so that the owner may go.
+                let body = [IoSlice::new(kept.as_ref())];
+                let (bytes, has_own) = self.keep_buffered(context, &body)?;
+                request.has_own_buffer = has_own;
+                request.total = to_u64(bytes.len());
+                request.buffered = request.total;
+                request.body = SendBody::Owned(bytes);
+            }
+            Payload::Kept(kept) => {
+                let bytes = kept.as_ref();
+                request.total = to_u64(bytes.len());
                 // As borrowed bytes: few are copied, so that a send in standard mode need not wait for its receive.
                 request.body = if self.is_short(dest, request.total) {
-                    SendBody::Owned(bytes.as_ref().to_vec())
+                    SendBody::Owned(bytes.to_vec())
                 } else {
-                    SendBody::Kept(bytes)
+                    SendBody::Kept(kept)
                 };
             }
             Payload::Region { region, offset, length } => {

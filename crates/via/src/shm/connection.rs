@@ -35,7 +35,8 @@ pub(super) struct ShmConnection {
     /// The region that entries in flight may still write, once the peer consumes them.
     in_flight_range: Option<InFlightRange>,
     /// The same for heads whose other bytes are in place. Apart, since these follow each other in one region, and the others rarely.
-    heads_range: Option<InFlightRange>,
+    /// After the last place that lay before the one noted earlier, and before it: an area is written from its beginning again and again.
+    heads_ranges: [Option<InFlightRange>; 2],
     /// The peer's memory mapped here.
     mapped: Vec<MappedRegion>,
     mapped_bytes: u64,
@@ -115,7 +116,7 @@ impl ShmConnection {
             consumer,
             page,
             in_flight_range: None,
-            heads_range: None,
+            heads_ranges: [None; 2],
             mapped: Vec::new(),
             mapped_bytes: 0,
             unmapped_count: 0,
@@ -135,13 +136,18 @@ impl ShmConnection {
         entry.encode(draft);
         self.producer.push(draft.words());
         self.producer.claim_ahead();
-        if entry.kind == EntryKind::Write && entry.place != DataLocation::Placed {
-            let length = match entry.place {
-                DataLocation::Inline { length } => u64::from(length),
-                DataLocation::Staged { length, .. } => u64::from(length),
-                DataLocation::PlacedBody | DataLocation::Placed => 0,
-            };
-            self.note(entry.key, entry.offset, length, self.producer.tail());
+        if entry.kind == EntryKind::Write {
+            let until = self.producer.tail();
+            match entry.place {
+                DataLocation::Inline { length } => {
+                    self.note(entry.key, entry.offset, length.into(), until);
+                }
+                DataLocation::Staged { length, .. } => {
+                    self.note(entry.key, entry.offset, length.into(), until);
+                }
+                DataLocation::PlacedBody => self.note_head(entry.key, entry.offset, until),
+                DataLocation::Placed => {}
+            }
         }
         self.wake_if_asleep();
     }
@@ -178,8 +184,12 @@ impl ShmConnection {
     /// As [`note`](Self::note), of a head whose other bytes are in place.
     #[inline]
     fn note_head(&mut self, key: RemoteKey, offset: u64, until: u64) {
-        let known = self.heads_range;
-        self.heads_range = Some(InFlightRange::with(known, key, offset, wide(HEAD_BYTES), until));
+        let [current, earlier] = &mut self.heads_ranges;
+        if let Some(ended) = current.take_if(|range| range.key == key && offset < range.from) {
+            let length = ended.to - ended.from;
+            *earlier = Some(InFlightRange::with(*earlier, key, ended.from, length, ended.until));
+        }
+        *current = Some(InFlightRange::with(*current, key, offset, wide(HEAD_BYTES), until));
     }
 
     /// Returns whether data in flight may still land in this place of the peer's memory.
@@ -190,13 +200,14 @@ impl ShmConnection {
         length: u64,
     ) -> Result<bool, &'static str> {
         let (from, to) = (offset, offset.saturating_add(length));
-        let ranges = [self.in_flight_range, self.heads_range];
+        let [current, earlier] = self.heads_ranges;
+        let ranges = [self.in_flight_range, current, earlier];
         if !ranges.iter().flatten().any(|range| range.overlaps(key, from, to)) {
             return Ok(false);
         }
         let consumed = self.producer.refresh()?;
         let until = ranges.iter().flatten().map(|range| range.until).max().unwrap_or(0);
-        (self.in_flight_range, self.heads_range) = (None, None);
+        (self.in_flight_range, self.heads_ranges) = (None, [None; 2]);
         // The peer may have changed the entries since; that would only deceive itself.
         let mut is_overlapping = false;
         for position in consumed..self.producer.tail().min(until) {

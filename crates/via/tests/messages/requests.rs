@@ -61,8 +61,8 @@ impl Drop for Watched {
 }
 
 /// Goal: bytes that a request keeps are sent while only the receiver is polled, whatever their length and the mode, also if the request
-/// is dropped; their owner is dropped once, when the request has ended. One that gives fewer bytes than before ends in an error that says
-/// so. Method: owners that count; receives that come before and after the sends.
+/// is dropped; their owner is dropped once, when the request has ended. One that gives fewer bytes than before breaks the
+/// connection. Method: owners that count; receives that come before and after the sends.
 #[test]
 fn kept_bytes_are_sent_by_themselves() {
     with_ranks(2, scarce(), |_, ranks| async move {

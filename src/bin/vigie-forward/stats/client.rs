@@ -127,6 +127,11 @@ pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
             client = Client::open(Some(&path))?;
         }
         let (report, answer) = client.report()?;
+        // Another process may have its place, whose counters began anew.
+        if before.as_ref().is_some_and(|before| !is_successor(&report, before)) {
+            before = None;
+            plots = plots.and_then(|_| Plots::for_terminal());
+        }
         let mut text =
             if arguments.json { answer } else { table::render(&report, before.as_ref()) };
         if let (Some(plots), Some(before)) = (&mut plots, &before) {
@@ -142,6 +147,11 @@ pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
         before = Some(report);
     }
     Ok(())
+}
+
+/// Returns whether a report is a later one of the same process.
+fn is_successor(report: &InstanceReport, before: &InstanceReport) -> bool {
+    report.pid == before.pid && report.uptime_ms >= before.uptime_ms
 }
 
 /// Waits for the time, or for a signal.

@@ -9,7 +9,7 @@ use std::{
 
 use super::report::InstanceReport;
 
-/// The samples that are shown: with the names, they fit on 80 columns.
+/// The samples that are shown: with names of up to 20 characters, they fit on 80 columns.
 const SAMPLES: usize = 30;
 
 /// The characters from none to the highest rate of a line.

@@ -1,6 +1,6 @@
 //! The server side.
 
-use std::{collections::VecDeque, io, os::fd::OwnedFd, rc::Rc, time::Duration};
+use std::{cell::Cell, collections::VecDeque, io, os::fd::OwnedFd, rc::Rc, time::Duration};
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use vigie::{
@@ -12,7 +12,7 @@ use vigie::{
 
 use crate::takeover::{self, HandedListener, TAKEN, TAKEOVER};
 
-/// The maximum number of concurrent clients; a further one takes the place of the oldest, which may be silent.
+/// The maximum number of concurrent clients; a further one takes the place of the oldest that does not take over: it may be silent.
 const READERS_MAX: usize = 16;
 /// The longest line of a client.
 const LINE_BYTES_MAX: u64 = 256;
@@ -37,27 +37,39 @@ pub(crate) trait Answers {
 
 /// Answers clients, until it is dropped.
 pub(crate) async fn serve(listener: UnixListener, answers: Rc<dyn Answers>) {
-    let mut readers = VecDeque::new();
+    let mut readers = VecDeque::<Reader>::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
-        readers.retain(|reader: &JoinHandle<()>| !reader.is_finished());
-        if readers.len() == READERS_MAX
-            && let Some(oldest) = readers.pop_front()
-        {
-            oldest.abort();
+        readers.retain(|(reader, _)| !reader.is_finished());
+        if readers.len() == READERS_MAX {
+            // A process that takes over keeps its place.
+            let oldest = readers.iter().position(|(_, takes_over)| !takes_over.get());
+            let Some((reader, _)) = oldest.and_then(|oldest| readers.remove(oldest)) else {
+                continue;
+            };
+            reader.abort();
         }
-        let answers = Rc::clone(&answers);
-        readers.push_back(spawn_local(async move {
+        let (answers, takes_over) = (Rc::clone(&answers), Rc::new(Cell::new(false)));
+        let is_taking = Rc::clone(&takes_over);
+        let reader = spawn_local(async move {
             // Errors only concern this client.
-            let _ = timeout(READER_TIMEOUT, converse(stream, &*answers)).await;
-        }));
+            let _ = timeout(READER_TIMEOUT, converse(stream, &*answers, &is_taking)).await;
+        });
+        readers.push_back((reader, takes_over));
     }
 }
 
-async fn converse(stream: UnixStream, answers: &dyn Answers) -> io::Result<()> {
+/// A client, and whether it has been handed the listeners.
+type Reader = (JoinHandle<()>, Rc<Cell<bool>>);
+
+async fn converse(
+    stream: UnixStream,
+    answers: &dyn Answers,
+    takes_over: &Cell<bool>,
+) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut taken = Vec::new();
     loop {
@@ -88,6 +100,7 @@ async fn converse(stream: UnixStream, answers: &dyn Answers) -> io::Result<()> {
             }
             TAKEOVER => match answers.listeners() {
                 Ok(listeners) => {
+                    takes_over.set(true);
                     takeover::hand_out(stream.get_ref(), &listeners).await?;
                     String::new()
                 }
