@@ -123,7 +123,7 @@ mod tests {
     /// every worker, and every thread that could stand in for one, for as long as ten periods; a socket in the manager's place.
     #[test]
     fn stuck_workers_are_silent() {
-        let name = format!("vigie-watchdog-{}", std::process::id());
+        let name = format!("vigie-watchdog-{}", process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let manager = UnixDatagram::bind_addr(&address).unwrap();
         manager.set_nonblocking(true).unwrap();

@@ -654,9 +654,8 @@ impl ReliableLink {
     /// short: otherwise its receiver would wait for one cache line after the other.
     #[inline]
     pub(super) fn fetch_next(&self) {
-        let Some(length) = self.last_length.checked_sub(ENVELOPE_BYTES as u32) else { return };
-        let body = self.reader.next_body(self.last_length);
-        for line in (body / UNIT * UNIT..body + length).step_by(CACHE_LINE) {
+        let (body, end) = self.reader.next_body(self.last_length);
+        for line in (body / UNIT * UNIT..end).step_by(CACHE_LINE) {
             self.area.memory.prefetch(u64::from(line));
         }
     }

@@ -237,10 +237,25 @@ impl<P: Provider> MessageEngine<P> {
             result: None,
         };
 
-        let mut borrowed: Option<&[IoSlice<'_>]> = None;
+        let borrowed = self.take_payload(&mut request, mode, payload)?;
+        // The owner of a buffered send does not poll it.
+        request.is_detached = mode == SendMode::Buffered;
+        let key = self.requests.insert(RequestEntry::Send(Box::new(request)));
+        self.begin(key, dest, borrowed);
+        Ok(self.state_of(key))
+    }
+
+    /// Gives a request its bytes, or returns those that stay with the caller.
+    fn take_payload<'a>(
+        &mut self,
+        request: &mut SendRequest,
+        mode: SendMode,
+        payload: Payload<'a>,
+    ) -> Result<Option<&'a [IoSlice<'a>]>, SendError> {
+        let mut borrowed = None;
         match payload {
             Payload::Borrowed(body) if mode == SendMode::Buffered => {
-                let (bytes, has_own) = self.keep_buffered(context, body)?;
+                let (bytes, has_own) = self.keep_buffered(request.context, body)?;
                 request.has_own_buffer = has_own;
                 request.total = to_u64(bytes.len());
                 request.buffered = request.total;
@@ -257,7 +272,7 @@ impl<P: Provider> MessageEngine<P> {
             Payload::Kept(kept) if mode == SendMode::Buffered => {
                 // Done at once, so that the owner may go.
                 let body = [IoSlice::new(kept.as_ref())];
-                let (bytes, has_own) = self.keep_buffered(context, &body)?;
+                let (bytes, has_own) = self.keep_buffered(request.context, &body)?;
                 request.has_own_buffer = has_own;
                 request.total = to_u64(bytes.len());
                 request.buffered = request.total;
@@ -267,7 +282,7 @@ impl<P: Provider> MessageEngine<P> {
                 let bytes = kept.as_ref();
                 request.total = to_u64(bytes.len());
                 // As borrowed bytes: few are copied, so that a send in standard mode need not wait for its receive.
-                request.body = if self.is_short(dest, request.total) {
+                request.body = if self.is_short(request.peer, request.total) {
                     SendBody::Owned(bytes.to_vec())
                 } else {
                     SendBody::Kept(kept)
@@ -286,15 +301,10 @@ impl<P: Provider> MessageEngine<P> {
                     return Err(SendError::OutOfBounds { offset, length });
                 }
                 request.total = length;
-                request.body = self.registered(dest, memory, offset, length);
+                request.body = self.registered(request.peer, memory, offset, length);
             }
         }
-
-        // The owner of a buffered send does not poll it.
-        request.is_detached = mode == SendMode::Buffered;
-        let key = self.requests.insert(RequestEntry::Send(Box::new(request)));
-        self.begin(key, dest, borrowed);
-        Ok(self.state_of(key))
+        Ok(borrowed)
     }
 
     /// Returns whether a send that has just begun is already done.

@@ -19,7 +19,7 @@ use crate::{
 fn write(pair: &mut Pair, envelope: &Envelope, body: &[u8]) -> HeadedWrite {
     let link = reliable_mut(&mut pair.engine(1).peers, 0).expect("a link");
     let length = u32::try_from(16 + body.len()).expect("few");
-    let next = link.reader.next_body(length) - 16;
+    let next = link.reader.next_body(length).0 - 16;
     let begins_anew = next + length > link.reader.size_units() * 64;
     let offset = u64::from(if begins_anew { next % 64 } else { next });
     let length = i32::try_from(length).expect("few");
