@@ -37,7 +37,7 @@ pub(crate) trait Answers {
 
 /// Answers clients, until it is dropped.
 pub(crate) async fn serve(listener: UnixListener, answers: Rc<dyn Answers>) {
-    let mut readers = VecDeque::<Reader>::new();
+    let mut readers = VecDeque::<ConnectedClient>::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             sleep(ACCEPT_RETRY_DELAY).await;
@@ -63,7 +63,7 @@ pub(crate) async fn serve(listener: UnixListener, answers: Rc<dyn Answers>) {
 }
 
 /// A client, and whether it has been handed the listeners.
-type Reader = (JoinHandle<()>, Rc<Cell<bool>>);
+type ConnectedClient = (JoinHandle<()>, Rc<Cell<bool>>);
 
 async fn converse(
     stream: UnixStream,
