@@ -8,6 +8,8 @@ mod dns;
 mod errors;
 #[path = "vigie_forward/haproxy.rs"]
 mod haproxy;
+#[path = "vigie_forward/hops.rs"]
+mod hops;
 #[path = "vigie_forward/instance.rs"]
 mod instance;
 #[expect(dead_code, reason = "a test uses parts of the kit")]

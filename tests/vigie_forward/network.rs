@@ -31,7 +31,7 @@ pub(crate) fn with_network(test: &str, body: impl FnOnce(&Network)) {
 pub(crate) struct Host(Namespace);
 
 impl Host {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let host = Self(Namespace::new());
         host.run("ip link set dev lo up");
         host

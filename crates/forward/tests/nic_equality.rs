@@ -7,18 +7,18 @@
 
 mod traffic;
 
-use std::{env, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, env, net::IpAddr, num::NonZeroU16, time::Duration};
 
 use fastrand::Rng;
 use proptest::prelude::*;
 use vigie_detect::Instant;
 use vigie_forward::{
     bpf::{AttachMode, PacketBuffer},
-    nic::{Emulator, EmulatorError, EmulatorVerdict, NicConfig, NicCounters},
+    nic::{Emulator, EmulatorError, EmulatorVerdict, FollowError, NicConfig, NicCounters},
     packet::{Packet, Port, Sum},
     pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
     stages::{Nat, NatRule, RouteStage},
-    tables::{Fib, Interface, NatEndpoint, NatFlow, NatTable, NatTuple, Route},
+    tables::{Fib, HopGroup, Interface, NatEndpoint, NatFlow, NatTable, NatTuple, Route},
 };
 use vigie_via::link::MacAddress;
 
@@ -426,6 +426,129 @@ fn a_neighbour_is_taken_over_after_a_gap() {
             assert_eq!(by_program(&mut taking_over, &[1, 2]), [1, 2]);
         }
     }
+}
+
+/// Goal: a flow takes the same hop by the host and by a program, all of its packets take it, and all fragments between two hosts take one; flows
+/// are spread as the weights say; when a hop goes, only its flows move, and they return with it. Method: 400 flows of TCP and UDP, each of
+/// several packets, over routes of three hops, at each place, of which one fails, then an interface goes; both return.
+#[test]
+fn flows_are_spread_over_hops() {
+    let ip = |text: &str| text.parse::<IpAddr>().expect("one");
+    let hops = [(0, "10.7.0.1", 3), (1, "10.7.1.1", 1), (1, "10.7.1.2", 2)];
+    let hops = hops.map(|(port, via, weight)| {
+        (Route::via(PORTS[port], ip(via)), NonZeroU16::new(weight).expect("positive"))
+    });
+    let fib = Fib::default();
+    let interface = Interface::new(MacAddress([2; 6]), 1500);
+    let interface = |is_there: bool| {
+        let _ = fib.set_interface(PORTS[1], is_there.then_some(interface));
+    };
+    fib.set_interface(PORTS[0], Some(Interface::new(MacAddress([3; 6]), 1500)));
+    interface(true);
+    let macs = [1, 2, 3].map(|number| MacAddress([4, 0, 0, 0, 0, number]));
+    let known = |number: usize| {
+        let (hop, _) = hops[number];
+        fib.set_neighbour(hop.port, hop.via.expect("a router"), Some(macs[number]));
+    };
+    (0..3).for_each(known);
+    fib.set_hops("10.9.0.0/16".parse().expect("one"), &HopGroup::new(hops).expect("three"));
+    let mut host: Vec<Box<dyn Stage>> = vec![Box::new(RouteStage::new(fib.clone()))];
+    let mut emulators = [AttachMode::Native, AttachMode::Tcx].map(|place| {
+        Emulator::at(place, &borrowed(&host), &PORTS, &NicConfig::new()).expect("it compiles")
+    });
+    let mut mac_of = |emulators: &mut [Emulator], frame: &[u8]| {
+        let now = Instant::from_nanos(1_000_000_000);
+        for emulator in emulators {
+            emulator.follow().expect("room");
+            let packet = (PORTS[2], frame, now, None);
+            let same = compare(emulator, &mut host, packet, &mut Seen::default());
+            assert!(same.is_ok(), "{}", same.unwrap_err());
+        }
+        let made = on_host(&mut host, PORTS[2], frame, None, now);
+        assert!(made.port.is_some() && !made.needs_host, "{made:?}");
+        let hop = macs.iter().position(|mac| mac.0 == made.bytes[..6]);
+        hop.expect("one of the routers")
+    };
+    let frames: Vec<[Vec<u8>; 2]> = (0..400)
+        .map(|number| {
+            let ends = ((ip("10.0.0.2"), 5000 + number / 2), (ip("10.9.3.4"), 80));
+            let [one, other] = [2, 0x10].map(|flags| segment(ends.0, ends.1, flags, 7, 9));
+            if number % 2 == 0 { [one, other] } else { [datagram(one), datagram(other)] }
+        })
+        .collect();
+    let mut all = |emulators: &mut [Emulator]| -> Vec<usize> {
+        let hop_of = |[one, other]: &[Vec<u8>; 2]| {
+            let hop = mac_of(emulators, one);
+            assert_eq!(mac_of(emulators, other), hop, "a flow is divided");
+            hop
+        };
+        frames.iter().map(hop_of).collect()
+    };
+    let first = all(&mut emulators);
+    let shares = [0, 1, 2].map(|hop| first.iter().filter(|one| **one == hop).count());
+    assert!((160..240).contains(&shares[0]) && (40..94).contains(&shares[1]), "{shares:?}");
+    let mut without = |gone: &[usize], emulators: &mut [Emulator]| {
+        let mut taken = [0; 3];
+        for (before, after) in first.iter().zip(all(emulators)) {
+            assert!(!gone.contains(&after));
+            assert!(gone.contains(before) || *before == after, "another flow has moved");
+            taken[after] += usize::from(*before != after);
+        }
+        taken
+    };
+    let router = hops[0].0;
+    fib.fail_neighbour(router.port, router.via.expect("one"));
+    let taken = without(&[0], &mut emulators);
+    assert!(taken[1] > 20 && taken[2] > 60, "{taken:?}");
+    known(0);
+    assert_eq!(without(&[], &mut emulators), [0; 3]);
+    interface(false);
+    without(&[1, 2], &mut emulators);
+    interface(true);
+    assert_eq!(without(&[], &mut emulators), [0; 3]);
+
+    // Fragments: the first ones with any ports, and later ones.
+    let fragment = |port, word: u16| {
+        let mut frame = datagram(segment((ip("10.0.0.2"), port), (ip("10.9.3.4"), 80), 0, 7, 9));
+        frame[20..22].copy_from_slice(&word.to_be_bytes());
+        let mut packet = Packet::new(PORTS[2], &frame);
+        packet.fill_checksums().expect("it is whole");
+        packet.bytes().to_vec()
+    };
+    let fragments = (5000..5100).flat_map(|port| [fragment(port, 0x2000), fragment(port, 3)]);
+    let hops: BTreeSet<_> = fragments.map(|frame| mac_of(&mut emulators, &frame)).collect();
+    assert_eq!(hops.len(), 1);
+}
+
+/// Goal: a program whose map of groups is full says so and takes no wrong way, and groups that are left make room. Method: one place, two groups.
+#[test]
+fn groups_of_hops_are_bounded() {
+    let fib = Fib::default();
+    let host: Vec<Box<dyn Stage>> = vec![Box::new(RouteStage::new(fib.clone()))];
+    let config = NicConfig::new().hop_groups(1);
+    let mut emulator = Emulator::new(&borrowed(&host), &PORTS, &config).expect("it compiles");
+    let group = |last: u8| {
+        let hops = [Route::on_link(PORTS[0]), Route::via(PORTS[1], [10, 0, 0, last].into())];
+        HopGroup::new(hops.map(|hop| (hop, NonZeroU16::MIN))).expect("two")
+    };
+    let [one, other] = ["10.1.0.0/16", "10.2.0.0/16"].map(|text| text.parse().expect("one"));
+    for number in 0..100 {
+        fib.set_hops(one, &group(number));
+        fib.set_hops(other, &group(number));
+        emulator.follow().expect("the same group");
+        fib.set_route(one, None);
+        fib.set_route(other, None);
+    }
+    fib.set_hops(one, &group(1));
+    fib.set_hops(other, &group(2));
+    let full = emulator.follow().expect_err("no room");
+    assert!(
+        matches!(
+            full,
+            EmulatorError::Follow(FollowError::Full { table: "groups of hops", entries_max: 1 })
+        ),
+        "{full}"
+    );
 }
 
 /// A datagram of UDP with the ends and the length of another IPv4 packet without options.

@@ -8,7 +8,7 @@ use super::{ErrorCause, ErrorContext, QUOTED_BYTES_MAX};
 use crate::{
     drop_reason::DropReason,
     packet::{Packet, Port},
-    tables::{Fib, FibReader, FibSnapshot, Interface, TrafficCounters},
+    tables::{Fib, FibReader, FibSnapshot, FlowHash, Interface, TrafficCounters},
 };
 
 /// The default rate for each interface: answers per second, and the burst after a pause.
@@ -125,7 +125,9 @@ impl IcmpErrorSender {
 
         let Self { reader, full_at, begin, length, .. } = self;
         let fib = reader.get();
-        let (_, destination) = packet.headers().ok()?.addresses(packet.bytes())?;
+        let headers = packet.headers().ok()?;
+        let (_, destination) = headers.addresses(packet.bytes())?;
+        let flow = || FlowHash::of(&headers, packet.bytes());
         let cause = match reason {
             DropReason::TtlExpired => ErrorCause::TimeExceeded,
             DropReason::NoRoute => ErrorCause::NoRoute,
@@ -133,7 +135,9 @@ impl IcmpErrorSender {
             DropReason::NatPorts | DropReason::NatHost | DropReason::NatFull => {
                 ErrorCause::Prohibited
             }
-            DropReason::TooLong => ErrorCause::TooLong { mtu: fib.next_hop(destination).ok()?.mtu },
+            DropReason::TooLong => {
+                ErrorCause::TooLong { mtu: fib.next_hop(destination, flow).ok()?.mtu }
+            }
             _ => return None,
         };
 
@@ -184,7 +188,7 @@ fn interface(fib: &FibSnapshot, port: Port) -> Option<Interface> {
 
 /// Returns whether a route leads to a port that has no interface.
 fn is_elsewhere(fib: &FibSnapshot, address: IpAddr) -> bool {
-    fib.route(address).is_some_and(|route| fib.interface(route.port).is_none())
+    fib.route(address, FlowHash::default).is_some_and(|route| fib.interface(route.port).is_none())
 }
 
 impl fmt::Debug for IcmpErrorSender {

@@ -11,16 +11,16 @@ use vigie_detect::Instant;
 use vigie_via::link::MacAddress;
 
 use super::layout::{
-    self, Layout, TCP_SEEN_AT, USED_AT, flow_key, flow_value, interface_value, neighbour_key,
-    neighbour_value, port_key, route_key, route_value, version,
+    self, Layout, TCP_SEEN_AT, USED_AT, flow_key, flow_value, group_route_value, group_value,
+    interface_value, neighbour_key, neighbour_value, port_key, route_key, route_value, version,
 };
 use crate::{
     bpf::{BpfMap, MapError, UpdateMode},
     packet::{Port, TCP, TcpFlags},
     pipeline::{BuiltinStage, Offload, Stage},
     tables::{
-        Fib, FibChange, FibFeed, FibSnapshot, Interface, NatChange, NatFeed, NatFlow, NatTable,
-        NatTuple, Prefix, Route, TcpProgress, Update,
+        Fib, FibChange, FibFeed, FibSnapshot, HopTable, Interface, NatChange, NatFeed, NatFlow,
+        NatTable, NatTuple, Prefix, Route, RouteEntry, TcpProgress, Update,
     },
 };
 
@@ -57,7 +57,7 @@ impl FollowError {
     }
 }
 
-/// A router: its index among the hops, and the number of routes through it.
+/// A router: its index among the hops, and the number of routes and groups through it.
 #[derive(Clone, Copy, Debug)]
 struct HopEntry {
     index: u32,
@@ -78,7 +78,8 @@ pub(super) struct Follower {
     layout: Layout,
     fib: Option<(Fib, FibFeed)>,
     flows: Option<(NatTable, NatFeed)>,
-    routes: BTreeMap<Prefix, Route>,
+    routes: BTreeMap<Prefix, RouteEntry>,
+    groups: BTreeMap<u32, HopTable>,
     hops: BTreeMap<(Port, IpAddr), HopEntry>,
     /// Free indices; the most recently freed one comes last.
     free: VecDeque<u32>,
@@ -99,6 +100,7 @@ impl Follower {
             fib: None,
             flows: None,
             routes: BTreeMap::new(),
+            groups: BTreeMap::new(),
             hops: BTreeMap::new(),
             free: VecDeque::new(),
             next_hop: 0,
@@ -217,6 +219,7 @@ impl<T: BpfMap> MapWriter<'_, T> {
             match update {
                 Update::Snapshot(snapshot) => self.all_routes(&snapshot)?,
                 Update::Change(FibChange::Route(prefix, route)) => self.set_route(prefix, route)?,
+                Update::Change(FibChange::Group(number, table)) => self.set_group(number, table)?,
                 Update::Change(FibChange::Neighbour(port, address, mac)) => {
                     // Until now, its packets went to the host, which may still have some.
                     let is_handed_over = self.host_holds_packets()
@@ -264,9 +267,12 @@ impl<T: BpfMap> MapWriter<'_, T> {
 
     fn all_routes(&mut self, all: &FibSnapshot) -> Result<(), FollowError> {
         let (mut routes, mut macs) = (BTreeMap::new(), BTreeMap::new());
-        let mut interfaces = BTreeMap::new();
+        let (mut interfaces, mut groups) = (BTreeMap::new(), BTreeMap::new());
         all.each_route(|prefix, route| {
             routes.insert(prefix, route);
+        });
+        all.each_group(|number, table| {
+            groups.insert(number, table.clone());
         });
         all.each_neighbour(|port, address, mac| {
             macs.insert((port, address), mac);
@@ -281,10 +287,16 @@ impl<T: BpfMap> MapWriter<'_, T> {
         for ((port, address), mac) in changes(&self.follower.macs, macs) {
             self.set_neighbour(port, address, mac, false)?;
         }
+        // Routes lead to groups that are there.
+        let groups = changes(&self.follower.groups, groups);
+        let (gone, here): (Vec<_>, Vec<_>) = groups.into_iter().partition(|(_, one)| one.is_none());
+        for (number, table) in here {
+            self.set_group(number, table)?;
+        }
         for (prefix, route) in changes(&self.follower.routes, routes) {
             self.set_route(prefix, route)?;
         }
-        Ok(())
+        gone.into_iter().try_for_each(|(number, _)| self.set_group(number, None))
     }
 
     fn set_interface(
@@ -333,29 +345,72 @@ impl<T: BpfMap> MapWriter<'_, T> {
         self.write(map, &index.to_ne_bytes(), Some(&neighbour_value(mac, is_handed_over)))
     }
 
-    fn set_route(&mut self, prefix: Prefix, route: Option<Route>) -> Result<(), FollowError> {
+    fn set_route(&mut self, prefix: Prefix, route: Option<RouteEntry>) -> Result<(), FollowError> {
         let before = self.follower.routes.get(&prefix).copied();
         if before == route {
             return Ok(());
         }
         // The new router gets its index before a route refers to it, and the old one keeps its own as long as one does.
-        let router = route.and_then(|route| Some((route.port, route.via?)));
+        let router = route.and_then(router);
         let hop = match router {
             Some(router) => self.take_hop(router)? + 1,
             None => 0,
         };
 
         let map = ("routes", self.follower.layout.routes[version(prefix.address())]);
-        let value = route.map(|route| route_value(route.port, hop));
+        let value = route.map(|route| match route {
+            RouteEntry::Hop(route) => route_value(route.port, hop),
+            RouteEntry::Group(number) => group_route_value(number),
+        });
         if let Err(error) = self.write(map, &route_key(prefix), value.as_deref()) {
             router.into_iter().for_each(|router| self.leave_hop(router));
             return Err(error);
         }
 
         set(&mut self.follower.routes, prefix, route);
-        if let Some(router) = before.and_then(|route| Some((route.port, route.via?))) {
+        if let Some(router) = before.and_then(self::router) {
             self.leave_hop(router);
         }
+        Ok(())
+    }
+
+    /// Writes the buckets of a group; one that is gone stays in the map, where no route leads to it.
+    fn set_group(&mut self, number: u32, table: Option<HopTable>) -> Result<(), FollowError> {
+        let before = self.follower.groups.get(&number).cloned();
+        if before == table {
+            return Ok(());
+        }
+        let entries_max = self.follower.layout.sizes.groups;
+        if number >= entries_max {
+            return Err(FollowError::Full { table: "groups of hops", entries_max });
+        }
+
+        let mut indices = BTreeMap::new();
+        let mut written = Ok(());
+        for router in table.iter().flat_map(routers) {
+            match self.take_hop(router) {
+                Ok(index) => drop(indices.insert(router, index + 1)),
+                Err(error) => {
+                    written = Err(error);
+                    break;
+                }
+            }
+        }
+        if let (Ok(()), Some(table)) = (&written, &table) {
+            let index = |hop: &Route| {
+                hop.via.and_then(|via| indices.get(&(hop.port, via))).copied().unwrap_or(0)
+            };
+            let value = group_value(table.of_buckets(), index);
+            let map = ("groups of hops", self.follower.layout.groups);
+            written = self.write(map, &number.to_ne_bytes(), Some(&value));
+        }
+        if written.is_err() {
+            indices.into_keys().for_each(|router| self.leave_hop(router));
+            return written;
+        }
+
+        set(&mut self.follower.groups, number, table);
+        before.iter().flat_map(routers).for_each(|router| self.leave_hop(router));
         Ok(())
     }
 
@@ -439,6 +494,19 @@ impl<T: BpfMap> MapWriter<'_, T> {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the router of a single hop.
+const fn router(route: RouteEntry) -> Option<(Port, IpAddr)> {
+    match route {
+        RouteEntry::Hop(Route { port, via: Some(via) }) => Some((port, via)),
+        _ => None,
+    }
+}
+
+/// Returns the routers of a group, each once.
+fn routers(table: &HopTable) -> impl Iterator<Item = (Port, IpAddr)> {
+    table.group().hops().iter().filter_map(|(hop, _)| Some((hop.port, hop.via?)))
 }
 
 /// Returns the fields of a TCP segment that a program has noted.

@@ -9,7 +9,7 @@ use crate::{
     bpf::{Assembler, MapId, MapKind, MapSpec, ProgramKind},
     packet::Port,
     pipeline::DropReason,
-    tables::{NatTuple, Prefix},
+    tables::{BUCKETS, NatTuple, Prefix, Route},
 };
 
 /// The sizes of the maps.
@@ -23,11 +23,13 @@ pub(super) struct MapSizes {
     pub(super) neighbours: u32,
     /// Translated flows, for each version of IP.
     pub(super) flows: u32,
+    /// Groups of hops.
+    pub(super) groups: u32,
 }
 
 impl Default for MapSizes {
     fn default() -> Self {
-        Self { ports: 16, routes: 1 << 16, neighbours: 1 << 13, flows: 1 << 16 }
+        Self { ports: 16, routes: 1 << 16, neighbours: 1 << 13, flows: 1 << 16, groups: 256 }
     }
 }
 
@@ -71,6 +73,7 @@ pub(super) struct Layout {
     pub(super) ports: usize,
     pub(super) interfaces: usize,
     pub(super) hops: usize,
+    pub(super) groups: usize,
     pub(super) routes: [usize; 2],
     pub(super) neighbours: [usize; 2],
     pub(super) flows: [usize; 2],
@@ -82,6 +85,10 @@ pub(super) struct Layout {
 
 /// An address of 4 or of 16 bytes.
 pub(super) const ADDRESS_BYTES: [u32; 2] = [4, 16];
+/// The number that a route to a group of hops has in place of a port.
+pub(super) const GROUP: u32 = 1 << 16;
+/// In the word of a bucket, the bits of its port; those of its router follow.
+pub(super) const BUCKET_PORT_BITS: u32 = 8;
 /// The offset of the last packet's time in a translation.
 pub(super) const USED_AT: [i16; 2] = [16, 40];
 /// The offset of a word that is not 0 while packets of the flow may still be with the host: how many more go up at most.
@@ -118,6 +125,8 @@ impl Layout {
         if needs.routes {
             this.interfaces = this.add(MapSpec::array(16, ports));
             this.hops = this.add(MapSpec::array(NEIGHBOUR_VALUE_BYTES, sizes.neighbours));
+            let bucket_bytes = u32::try_from(BUCKETS * 4).unwrap_or(0);
+            this.groups = this.add(MapSpec::array(bucket_bytes, sizes.groups));
             for (version, bytes) in ADDRESS_BYTES.into_iter().enumerate() {
                 let routes = MapSpec::new(MapKind::LpmTrie, 4 + bytes, 8, sizes.routes);
                 this.routes[version] = this.add(routes);
@@ -181,6 +190,21 @@ pub(super) fn route_key(prefix: Prefix) -> Vec<u8> {
 /// The port, and the router's index among the hops, counted from 1; 0: directly connected.
 pub(super) fn route_value(port: Port, hop: u32) -> Vec<u8> {
     [port_key(port), hop.to_ne_bytes()].concat()
+}
+
+/// The number of a group of hops.
+pub(super) fn group_route_value(group: u32) -> Vec<u8> {
+    [GROUP.to_ne_bytes(), group.to_ne_bytes()].concat()
+}
+
+/// A word for each bucket: its port, and its router as in [`route_value`]. A word is replaced as a whole.
+pub(super) fn group_value(
+    hops: impl Iterator<Item = Route>,
+    router: impl Fn(&Route) -> u32,
+) -> Vec<u8> {
+    // Ports beyond the last one have no interface, as those that do not fit.
+    let port = |hop: &Route| u32::from(hop.port.0).min((1 << BUCKET_PORT_BITS) - 1);
+    hops.flat_map(|hop| (router(&hop) << BUCKET_PORT_BITS | port(&hop)).to_ne_bytes()).collect()
 }
 
 pub(super) fn neighbour_key(port: Port, address: IpAddr) -> Vec<u8> {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     drop_reason::DropReason,
     packet::{Fragment, Packet, Port, fragmentable},
-    tables::{Fib, FibReader, FibSnapshot, NextHopError},
+    tables::{Fib, FibReader, FibSnapshot, FlowHash, NextHopError},
 };
 
 /// Routes IP packets by a [`Fib`]: the longest prefix of the destination gives the port and the next hop. The frame
@@ -19,7 +19,7 @@ use crate::{
 ///
 /// Packets without a route or a neighbour, or longer than the outgoing MTU, are dropped and counted; the pipeline tells
 /// the sender, if [configured](crate::pipeline::PipelineBuilder::icmp_errors). IPv4 packets that are too long and may be
-/// fragmented are. Use [`Ttl`](super::Ttl) to decrement the hop limit.
+/// fragmented are. The flows of a prefix with [several hops](Fib::set_hops) are spread over them. Use [`Ttl`](super::Ttl) to decrement the hop limit.
 pub struct RouteStage {
     fib: Fib,
     reader: FibReader,
@@ -127,7 +127,7 @@ fn route(fib: &FibSnapshot, packet: &mut Packet) -> Result<Verdict, Neighbour> {
     let Some((_, destination)) = headers.addresses(packet.bytes()) else {
         return Ok(Verdict::Drop(DropReason::NotIp));
     };
-    let hop = match fib.next_hop(destination) {
+    let hop = match fib.next_hop(destination, || FlowHash::of(&headers, packet.bytes())) {
         Ok(hop) => hop,
         Err(NextHopError::Route) => return Ok(Verdict::Drop(DropReason::NoRoute)),
         Err(NextHopError::Neighbour { port, next }) => return Err((port, next)),
@@ -157,7 +157,7 @@ fn queue_ahead(
     }
     let headers = packet.headers().ok()?;
     let (_, destination) = headers.addresses(packet.bytes())?;
-    let route = fib.route(destination)?;
+    let route = fib.route(destination, || FlowHash::of(&headers, packet.bytes()))?;
     let neighbour = (route.port, route.via.unwrap_or(destination));
     unresolved.waits_for(neighbour).then_some(neighbour)
 }

@@ -108,15 +108,18 @@ impl<T, C> VersionedTable<T, C> {
 }
 
 impl<T: Clone, C: Clone> VersionedTable<T, C> {
-    /// Changes the value by a function that also returns the change, if there was one.
-    pub(super) fn change<R>(&self, change: impl FnOnce(&mut T) -> (R, Option<C>)) -> R {
+    /// Changes the value by a function that also returns the changes, if there were any. Readers see all of them at once.
+    pub(super) fn change<R, I: IntoIterator<Item = C>>(
+        &self,
+        change: impl FnOnce(&mut T) -> (R, I),
+    ) -> R {
         let mut state = self.lock();
         // Readers keep the value that they have: a shared one is copied first.
         let (result, said) = change(Arc::make_mut(&mut state.value));
-        if let Some(said) = said {
-            let version = state.log.push(said);
-            self.inner.version.store(version, Ordering::Relaxed);
+        for change in said {
+            state.log.push(change);
         }
+        self.inner.version.store(state.log.next, Ordering::Relaxed);
         result
     }
 
@@ -234,7 +237,7 @@ mod tests {
         // Goal: a follower equals the table after each poll; one that is too slow starts anew. Method: a followed list
         // of numbers.
         let table = VersionedTable::<Vec<u32>, u32>::default();
-        let push = |number| table.change(|row| (row.push(number), Some(number)));
+        let push = |number| table.change(|row| (row.push(number), [number]));
         push(1);
         let mut feed = table.follow();
         let mut reader = table.reader();
@@ -251,7 +254,7 @@ mod tests {
         }
         assert!(matches!(feed.take(), Some(Update::Snapshot(_))));
         assert_eq!(feed.take(), None);
-        table.change(|_| ((), None));
+        table.change(|_| ((), []));
         assert!(!feed.has_updates(), "nothing has changed");
     }
 }

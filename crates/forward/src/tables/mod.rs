@@ -8,20 +8,23 @@
 
 mod counters;
 mod feed;
+mod groups;
+mod hops;
 mod nat;
 mod prefix;
 mod routes;
 mod trie;
 
+pub(crate) use self::hops::{BUCKET_BITS, BUCKETS, MULTIPLIER};
 pub use self::{
     counters::{CounterSnapshot, Traffic, TrafficCounters},
     feed::{Feed, Update},
+    groups::RouteEntry,
+    hops::{FlowHash, HOPS_MAX, HopGroup, HopGroupError, HopTable, Route},
     nat::{
         NatChange, NatEndpoint, NatError, NatFeed, NatFlow, NatRestoreError, NatTable,
         NatTableBuilder, NatTuple, NatUsage, TcpProgress,
     },
     prefix::{Prefix, PrefixError},
-    routes::{
-        Fib, FibChange, FibFeed, FibReader, FibSnapshot, Interface, NextHop, NextHopError, Route,
-    },
+    routes::{Fib, FibChange, FibFeed, FibReader, FibSnapshot, Interface, NextHop, NextHopError},
 };

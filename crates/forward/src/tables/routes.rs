@@ -10,34 +10,12 @@ use vigie_via::link::MacAddress;
 
 use super::{
     feed::{Feed, TableReader, VersionedTable},
+    groups::{HopGroups, RouteEntry},
+    hops::{FlowHash, HopGroup, HopTable, Route},
     prefix::Prefix,
     trie::Trie,
 };
 use crate::packet::Port;
-
-/// The next hop of a prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct Route {
-    /// The outgoing port.
-    pub port: Port,
-    /// The router; `None` if the destination is directly on the link.
-    pub via: Option<IpAddr>,
-}
-
-impl Route {
-    /// Creates a route to destinations on the link of a port.
-    #[must_use]
-    pub const fn on_link(port: Port) -> Self {
-        Self { port, via: None }
-    }
-
-    /// Creates a route through a router on the link of a port.
-    #[must_use]
-    pub const fn via(port: Port, router: IpAddr) -> Self {
-        Self { port, via: Some(router) }
-    }
-}
 
 /// An interface as routing sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,11 +50,13 @@ impl Interface {
 }
 
 /// One change of a [`Fib`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FibChange {
     /// The new route of a prefix, or `None` if it was removed.
-    Route(Prefix, Option<Route>),
+    Route(Prefix, Option<RouteEntry>),
+    /// The new buckets of a group of hops by its number, or `None` if no route leads to it any more.
+    Group(u32, Option<HopTable>),
     /// The new Ethernet address of an address on the link of a port, or `None` if it is no longer known.
     Neighbour(Port, IpAddr, Option<MacAddress>),
     /// The new interface of a port, or `None` if it was removed.
@@ -86,7 +66,9 @@ pub enum FibChange {
 /// The contents of a [`Fib`] at one time.
 #[derive(Clone, Debug, Default)]
 pub struct FibSnapshot {
-    routes: Trie<Route>,
+    routes: Trie<RouteEntry>,
+    /// Shared until it changes.
+    groups: Arc<HopGroups>,
     /// By port, since the addresses of a link are a namespace of their own. The inner map is shared until it changes.
     neighbours: BTreeMap<Port, Arc<BTreeMap<IpAddr, MacAddress>>>,
     interfaces: BTreeMap<Port, Interface>,
@@ -122,10 +104,15 @@ pub enum NextHopError {
 }
 
 impl FibSnapshot {
-    /// Returns the route with the longest prefix of an address.
+    /// Returns the route with the longest prefix of an address. If it has several hops, `flow` is asked for the packet's flow, which
+    /// chooses among them.
     #[must_use]
-    pub fn route(&self, address: IpAddr) -> Option<Route> {
-        self.routes.lookup(address).copied()
+    #[inline]
+    pub fn route(&self, address: IpAddr, flow: impl FnOnce() -> FlowHash) -> Option<Route> {
+        match self.routes.lookup(address)? {
+            RouteEntry::Hop(route) => Some(*route),
+            RouteEntry::Group(number) => Some(self.groups.table(*number)?.hop(flow())),
+        }
     }
 
     /// Returns the Ethernet address of an address on the link of a port.
@@ -140,16 +127,21 @@ impl FibSnapshot {
         self.interfaces.get(&port).copied()
     }
 
-    /// Looks up the next hop of an address.
+    /// Looks up the next hop of an address, for a flow as in [`route`](Self::route).
     ///
     /// # Cost
-    /// A step for each branch of the trie on the way, and a search among the neighbours of one port.
+    /// A step for each branch of the trie on the way, and a search among the neighbours of one port; of a route with several hops also
+    /// the hash.
     ///
     /// # Errors
     /// [`NextHopError`].
     #[inline]
-    pub fn next_hop(&self, address: IpAddr) -> Result<NextHop, NextHopError> {
-        let route = self.routes.lookup(address).ok_or(NextHopError::Route)?;
+    pub fn next_hop(
+        &self,
+        address: IpAddr,
+        flow: impl FnOnce() -> FlowHash,
+    ) -> Result<NextHop, NextHopError> {
+        let route = self.route(address, flow).ok_or(NextHopError::Route)?;
         let interface = self.interfaces.get(&route.port).ok_or(NextHopError::Route)?;
         let next = route.via.unwrap_or(address);
         let to = self.neighbour(route.port, next);
@@ -158,8 +150,13 @@ impl FibSnapshot {
     }
 
     /// Visits all routes, in the order of their prefixes.
-    pub fn each_route(&self, mut visit: impl FnMut(Prefix, Route)) {
+    pub fn each_route(&self, mut visit: impl FnMut(Prefix, RouteEntry)) {
         self.routes.each(|prefix, route| visit(prefix, *route));
+    }
+
+    /// Visits all groups of hops, in the order of their numbers.
+    pub fn each_group(&self, visit: impl FnMut(u32, &HopTable)) {
+        self.groups.each(visit);
     }
 
     /// Visits all neighbours, in order.
@@ -173,6 +170,39 @@ impl FibSnapshot {
     pub fn each_interface(&self, mut visit: impl FnMut(Port, Interface)) {
         self.interfaces.iter().for_each(|(port, interface)| visit(*port, *interface));
     }
+
+    /// Sets or removes a route, and frees the group that no route leads to any more.
+    fn set_entry(
+        &mut self,
+        prefix: Prefix,
+        entry: Option<RouteEntry>,
+        changes: &mut Vec<FibChange>,
+    ) {
+        let before = match entry {
+            Some(entry) => self.routes.insert(prefix, entry),
+            None => self.routes.remove(prefix),
+        };
+        if before != entry {
+            changes.push(FibChange::Route(prefix, entry));
+        }
+        if let Some(RouteEntry::Group(number)) = before
+            && Arc::make_mut(&mut self.groups).leave(number)
+        {
+            changes.push(FibChange::Group(number, None));
+        }
+    }
+
+    /// Deals the buckets anew of the groups that have such a hop.
+    fn deal(&mut self, is_hop: impl Fn(&Route) -> bool, changes: &mut Vec<FibChange>) {
+        if self.groups.is_empty() {
+            return;
+        }
+        let interfaces = &self.interfaces;
+        let dealt =
+            Arc::make_mut(&mut self.groups).deal(is_hop, |hop| interfaces.contains_key(&hop.port));
+        let dealt = dealt.into_iter();
+        changes.extend(dealt.map(|(number, table)| FibChange::Group(number, Some(table))));
+    }
 }
 
 /// The forwarding information base: routes, neighbours and interfaces, changed by one side while others forward. Clones
@@ -182,14 +212,15 @@ impl FibSnapshot {
 ///
 /// ```
 /// use vigie_forward::packet::Port;
-/// use vigie_forward::tables::{Fib, Interface, Route};
+/// use vigie_forward::tables::{Fib, FlowHash, Interface, Route};
 /// use vigie_via::link::MacAddress;
 ///
 /// let fib = Fib::default();
 /// fib.set_interface(Port(1), Some(Interface::new(MacAddress([2, 0, 0, 0, 0, 1]), 1500)));
 /// fib.set_route("10.0.0.0/8".parse()?, Some(Route::on_link(Port(1))));
 /// fib.set_neighbour(Port(1), "10.1.2.3".parse()?, Some(MacAddress([2, 0, 0, 0, 0, 9])));
-/// let next_hop = fib.snapshot().next_hop("10.1.2.3".parse()?).expect("a next hop");
+/// let next_hop = fib.snapshot().next_hop("10.1.2.3".parse()?, FlowHash::default);
+/// let next_hop = next_hop.expect("a next hop");
 /// assert_eq!(next_hop.to, MacAddress([2, 0, 0, 0, 0, 9]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -205,16 +236,46 @@ impl Fib {
         Arc::clone(&self.held_packets)
     }
 
-    /// Sets the route of a prefix, or removes it. Returns the previous one.
-    #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
-    pub fn set_route(&self, prefix: Prefix, route: Option<Route>) -> Option<Route> {
+    /// Sets the route of a prefix, or removes it.
+    pub fn set_route(&self, prefix: Prefix, route: Option<Route>) {
         self.table.change(|fib| {
-            let before = match route {
-                Some(route) => fib.routes.insert(prefix, route),
-                None => fib.routes.remove(prefix),
+            let mut changes = Vec::new();
+            fib.set_entry(prefix, route.map(RouteEntry::Hop), &mut changes);
+            ((), changes)
+        });
+    }
+
+    /// Sets the route of a prefix to several hops, over which its flows are spread: always over those that live, which have an interface
+    /// and have not [failed](Self::fail_neighbour); over all if none does. When one goes, only its flows move.
+    pub fn set_hops(&self, prefix: Prefix, hops: &HopGroup) {
+        self.table.change(|fib| {
+            let mut changes = Vec::new();
+            let entry = if let [(only, _)] = hops.hops() {
+                RouteEntry::Hop(*only)
+            } else {
+                let interfaces = &fib.interfaces;
+                let groups = Arc::make_mut(&mut fib.groups);
+                let number = groups.take(hops, |hop| interfaces.contains_key(&hop.port));
+                if let Some(table) = groups.table(number).filter(|_| groups.is_new(number)) {
+                    changes.push(FibChange::Group(number, Some(table.clone())));
+                }
+                RouteEntry::Group(number)
             };
-            (before, (before != route).then_some(FibChange::Route(prefix, route)))
-        })
+            fib.set_entry(prefix, Some(entry), &mut changes);
+            ((), changes)
+        });
+    }
+
+    /// Tells that a router does not answer: until its Ethernet address is [set](Self::set_neighbour), routes with other hops do without it.
+    pub fn fail_neighbour(&self, port: Port, address: IpAddr) {
+        self.table.change(|fib| {
+            let mut changes = Vec::new();
+            let hop = Route::via(port, address);
+            if !fib.groups.is_empty() && Arc::make_mut(&mut fib.groups).set_failed(hop, true) {
+                fib.deal(|one| *one == hop, &mut changes);
+            }
+            ((), changes)
+        });
     }
 
     /// Sets the Ethernet address of an address on the link of a port, or removes it. Returns the previous one.
@@ -227,15 +288,21 @@ impl Fib {
     ) -> Option<MacAddress> {
         self.table.change(|fib| {
             let before = fib.neighbour(port, address);
-            if before == mac {
-                return (before, None);
+            let mut changes = Vec::new();
+            if before != mac {
+                let of_port = Arc::make_mut(fib.neighbours.entry(port).or_default());
+                match mac {
+                    Some(mac) => of_port.insert(address, mac),
+                    None => of_port.remove(&address),
+                };
+                changes.push(FibChange::Neighbour(port, address, mac));
             }
-            let of_port = Arc::make_mut(fib.neighbours.entry(port).or_default());
-            match mac {
-                Some(mac) => of_port.insert(address, mac),
-                None => of_port.remove(&address),
-            };
-            (before, Some(FibChange::Neighbour(port, address, mac)))
+            let hop = Route::via(port, address);
+            if mac.is_some() && fib.groups.has_failed(&hop) {
+                Arc::make_mut(&mut fib.groups).set_failed(hop, false);
+                fib.deal(|one| *one == hop, &mut changes);
+            }
+            (before, changes)
         })
     }
 
@@ -247,7 +314,16 @@ impl Fib {
                 Some(interface) => fib.interfaces.insert(port, interface),
                 None => fib.interfaces.remove(&port),
             };
-            (before, (before != interface).then_some(FibChange::Interface(port, interface)))
+            let mut changes = Vec::new();
+            if before.is_some() != interface.is_some() {
+                fib.deal(|hop| hop.port == port, &mut changes);
+            }
+            if before != interface {
+                // No flow goes to a hop before its interface is there, or when it no longer is.
+                let at = if interface.is_some() { 0 } else { changes.len() };
+                changes.insert(at, FibChange::Interface(port, interface));
+            }
+            (before, changes)
         })
     }
 

@@ -1,6 +1,9 @@
 //! Random packets and pipelines, and the output of the host's stages.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+};
 
 use fastrand::Rng;
 use vigie_detect::Instant;
@@ -11,7 +14,7 @@ use vigie_forward::{
     stages::{
         Action, Checksum, Filter, FilterRule, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Ttl,
     },
-    tables::{Fib, Interface, NatEndpoint, NatTable, Prefix, Route},
+    tables::{Fib, HopGroup, Interface, NatEndpoint, NatTable, Prefix, Route},
 };
 use vigie_via::link::{EtherType, MacAddress};
 
@@ -245,19 +248,32 @@ pub(crate) fn fib(rng: &mut Rng) -> Fib {
     fib
 }
 
-/// One change of routes or neighbours.
+fn hop(rng: &mut Rng, is_v6: bool) -> Route {
+    let port = one_of(rng, &PORTS);
+    if rng.bool() { Route::via(port, address(rng, is_v6)) } else { Route::on_link(port) }
+}
+
+/// One change of routes, of several hops too, neighbours, or the interface of a port.
 pub(crate) fn change_fib(rng: &mut Rng, fib: &Fib) {
     let is_v6 = rng.bool();
     let port = one_of(rng, &PORTS);
     let is_gone = rng.u8(..6) == 0;
-    if rng.bool() {
-        let router = rng.bool();
-        let route =
-            if router { Route::via(port, address(rng, is_v6)) } else { Route::on_link(port) };
-        fib.set_route(prefix(rng, is_v6), (!is_gone).then_some(route));
-    } else {
-        let mac = mac(rng);
-        fib.set_neighbour(port, address(rng, is_v6), (!is_gone).then_some(mac));
+    match rng.u8(..16) {
+        0..4 => fib.set_route(prefix(rng, is_v6), (!is_gone).then_some(hop(rng, is_v6))),
+        4..8 => {
+            let weight = |rng: &mut Rng| NonZeroU16::new(rng.u16(1..5)).expect("positive");
+            let hops: Vec<_> = (0..rng.u8(1..5)).map(|_| (hop(rng, is_v6), weight(rng))).collect();
+            fib.set_hops(prefix(rng, is_v6), &HopGroup::new(hops).expect("few"));
+        }
+        8..14 => {
+            let mac = mac(rng);
+            fib.set_neighbour(port, address(rng, is_v6), (!is_gone).then_some(mac));
+        }
+        14 => fib.fail_neighbour(port, address(rng, is_v6)),
+        _ => {
+            let interface = Interface::new(mac(rng), one_of(rng, &[1500, 60, 48]));
+            fib.set_interface(port, (!is_gone).then_some(interface));
+        }
     }
 }
 

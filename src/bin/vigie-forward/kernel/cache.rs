@@ -3,23 +3,47 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+    sync::Arc,
 };
 
 use vigie::forward::tables::Prefix;
 
 /// The target of a prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Target {
     /// This host; includes broadcast and multicast.
     Local,
     /// An interface: to a gateway, or directly to the destination.
     Via { interface: u32, gateway: Option<IpAddr> },
+    /// Several of these, among which flows are spread.
+    Spread(Arc<[Hop]>),
     /// None: unreachable, prohibited, black hole.
     Discard,
 }
 
-/// A route of one table.
+/// One of several hops of a route, whether it lives or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Hop {
+    pub(crate) interface: u32,
+    pub(crate) gateway: Option<IpAddr>,
+    pub(crate) weight: NonZeroU16,
+}
+
+impl Target {
+    /// Returns the interfaces by which packets may leave, with their gateways.
+    pub(crate) fn ways(&self) -> impl Iterator<Item = (u32, Option<IpAddr>)> {
+        let (one, several): (_, &[Hop]) = match self {
+            Self::Via { interface, gateway } => (Some((*interface, *gateway)), &[]),
+            Self::Spread(hops) => (None, hops),
+            Self::Local | Self::Discard => (None, &[]),
+        };
+        one.into_iter().chain(several.iter().map(|hop| (hop.interface, hop.gateway)))
+    }
+}
+
+/// A route of one table.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Route {
     /// The local table comes before all others; `false` sorts first.
     pub(crate) is_of_other_table: bool,
@@ -37,6 +61,8 @@ pub(crate) struct Neighbour {
     pub(crate) mac: Option<[u8; 6]>,
     /// The kernel has not heard from it for a while.
     pub(crate) is_stale: bool,
+    /// It has not answered when the kernel asked last.
+    pub(crate) is_failed: bool,
 }
 
 /// An interface.
@@ -80,6 +106,8 @@ pub(crate) enum NetlinkEvent {
     Address(Address),
     /// An address was removed or became unusable: the kernel then removes routes silently.
     Addresses,
+    /// A next hop that routes name by its number has changed: the kernel may have changed routes silently.
+    NextHops,
 }
 
 /// A change of the cache.
@@ -87,8 +115,8 @@ pub(crate) enum NetlinkEvent {
 pub(crate) enum Change {
     /// The prefix has another target, or no route of its own any more.
     Route { prefix: Prefix, target: Option<Target> },
-    /// A neighbour's address became known, changed, is no longer known, or is to be confirmed or was.
-    Neighbour { interface: u32, address: IpAddr, mac: Option<[u8; 6]> },
+    /// A neighbour's address became known, changed, is no longer known, or is to be confirmed or was; or it does not answer.
+    Neighbour { interface: u32, address: IpAddr, mac: Option<[u8; 6]>, is_failed: bool },
     /// An interface appeared or changed.
     Interface(Interface),
     /// An interface is gone.
@@ -150,10 +178,11 @@ impl NetlinkCache {
             NetlinkEvent::Neighbour(new) => {
                 let key = (new.interface, new.address);
                 let old = self.neighbours.insert(key, new);
-                let old = old.map_or((None, false), |old| (old.mac, old.is_stale));
-                if old != (new.mac, new.is_stale) {
+                let seen = |of: Neighbour| (of.mac, of.is_stale, of.is_failed);
+                if old.map_or((None, false, false), seen) != seen(new) {
                     let (interface, address) = key;
-                    changes.push(Change::Neighbour { interface, address, mac: new.mac });
+                    let Neighbour { mac, is_failed, .. } = new;
+                    changes.push(Change::Neighbour { interface, address, mac, is_failed });
                 }
                 CacheState::Current
             }
@@ -161,7 +190,8 @@ impl NetlinkCache {
                 let (interface, address) = (gone.interface, gone.address);
                 let old = self.neighbours.remove(&(interface, address));
                 if old.is_some_and(|old| old.mac.is_some()) {
-                    changes.push(Change::Neighbour { interface, address, mac: None });
+                    let (mac, is_failed) = (None, false);
+                    changes.push(Change::Neighbour { interface, address, mac, is_failed });
                 }
                 CacheState::Current
             }
@@ -178,7 +208,7 @@ impl NetlinkCache {
                 }
                 CacheState::Stale
             }
-            NetlinkEvent::Addresses => CacheState::Stale,
+            NetlinkEvent::Addresses | NetlinkEvent::NextHops => CacheState::Stale,
         }
     }
 
@@ -248,7 +278,7 @@ impl NetlinkCache {
 
     /// Returns the target of exactly this prefix.
     pub(crate) fn target(&self, prefix: Prefix) -> Option<Target> {
-        Some(self.routes.get(&prefix)?.first()?.target)
+        Some(self.routes.get(&prefix)?.first()?.target.clone())
     }
 
     /// Replaces the contents by `new`, and appends the differences: new interfaces, removed routes, new routes,
@@ -270,12 +300,15 @@ impl NetlinkCache {
             changes.push(Change::Route { prefix: *prefix, target: new.target(*prefix) });
         }
 
-        let mac = |of: &Self, key: &(u32, IpAddr)| of.neighbours.get(key).and_then(|one| one.mac);
+        let seen = |of: &Self, key: &(u32, IpAddr)| {
+            let known = of.neighbours.get(key);
+            known.map_or((None, false), |one| (one.mac, one.is_failed))
+        };
         let keys = self.neighbours.keys().chain(new.neighbours.keys());
         let keys: BTreeSet<_> = keys.copied().collect();
-        for key in keys.into_iter().filter(|key| mac(self, key) != mac(&new, key)) {
-            let (interface, address) = key;
-            changes.push(Change::Neighbour { interface, address, mac: mac(&new, &key) });
+        for key in keys.into_iter().filter(|key| seen(self, key) != seen(&new, key)) {
+            let ((interface, address), (mac, is_failed)) = (key, seen(&new, &key));
+            changes.push(Change::Neighbour { interface, address, mac, is_failed });
         }
 
         let known = self.addresses.keys().chain(new.addresses.keys());
@@ -309,7 +342,7 @@ impl NetlinkCache {
     pub(crate) fn networks(&self, index: u32) -> Vec<Prefix> {
         let is_by = |prefix: &&Prefix| {
             let target = self.target(**prefix);
-            matches!(target, Some(Target::Via { interface, .. }) if interface == index)
+            target.is_some_and(|target| target.ways().any(|(interface, _)| interface == index))
         };
         let networks = self
             .routes
@@ -331,11 +364,10 @@ impl NetlinkCache {
     /// Returns the neighbours on these interfaces that the kernel should be asked for, each once: gateways whose address it
     /// does not know, and all that it has not confirmed for a while. It notices a changed address only by asking.
     pub(crate) fn neighbours_to_ask(&self, interfaces: &[u32]) -> Vec<(u32, IpAddr)> {
-        let targets = self.routes.values().filter_map(|routes| Some(routes.first()?.target));
-        let gateways = targets.filter_map(|target| match target {
-            Target::Via { interface, gateway: Some(gateway) } => Some((interface, gateway)),
-            _ => None,
-        });
+        let targets = self.routes.values().filter_map(|routes| Some(&routes.first()?.target));
+        let gateways = targets
+            .flat_map(Target::ways)
+            .filter_map(|(interface, gateway)| Some((interface, gateway?)));
         let is_known =
             |key: &(u32, IpAddr)| self.neighbours.get(key).is_some_and(|one| one.mac.is_some());
         let unknown = gateways.filter(|key| !is_known(key));
@@ -398,7 +430,7 @@ mod tests {
             (CacheState::Current, vec![])
         );
         assert_eq!(
-            said(NetlinkEvent::Route(local)),
+            said(NetlinkEvent::Route(local.clone())),
             (CacheState::Current, vec![Some(Target::Local)])
         );
         assert_eq!(
@@ -487,13 +519,15 @@ mod tests {
                     address: [10, 0, 0, rng.u8(1..5)].into(),
                     mac: rng.bool().then(|| [rng.u8(0..3); 6]),
                     is_stale: rng.bool(),
+                    is_failed: rng.bool(),
                 }),
             }))
         };
         let seen = |cache: &NetlinkCache| {
             let targets = cache.routes.keys().map(|prefix| (*prefix, cache.target(*prefix)));
             let macs = cache.neighbours.iter();
-            let macs = macs.filter_map(|(key, one)| Some((*key, one.mac?)));
+            let macs = macs.map(|(key, one)| (*key, (one.mac, one.is_failed)));
+            let macs = macs.filter(|(_, seen)| *seen != (None, false));
             (
                 targets.collect::<BTreeMap<_, _>>(),
                 macs.collect::<BTreeMap<_, _>>(),
@@ -513,11 +547,11 @@ mod tests {
                         assert!(targets.remove(&prefix).is_some(), "seed {seed}");
                     }
                     Change::Route { prefix, target } => drop(targets.insert(prefix, target)),
-                    Change::Neighbour { interface, address, mac: Some(mac) } => {
-                        macs.insert((interface, address), mac);
-                    }
-                    Change::Neighbour { interface, address, mac: None } => {
+                    Change::Neighbour { interface, address, mac: None, is_failed: false } => {
                         assert!(macs.remove(&(interface, address)).is_some(), "seed {seed}");
+                    }
+                    Change::Neighbour { interface, address, mac, is_failed } => {
+                        macs.insert((interface, address), (mac, is_failed));
                     }
                     Change::Interface(one) => drop(interfaces.insert(one.index, one)),
                     Change::InterfaceGone { index, .. } => {
@@ -533,17 +567,31 @@ mod tests {
         }
     }
 
-    /// Goal: gateways are requested until their address is known and fresh. Method: one in each state.
+    /// Goal: gateways are requested until their address is known and fresh, all of a route, and it is told once that one has failed. Method: one
+    /// in each state.
     #[test]
     fn gateways_are_asked_for() {
         let gateway: IpAddr = [10, 0, 0, 1].into();
-        let target = Target::Via { interface: 1, gateway: Some(gateway) };
+        let hop = |interface, gateway| Hop { interface, gateway, weight: NonZeroU16::MIN };
+        let target = Target::Spread([hop(1, Some(gateway)), hop(2, None)].into());
         let mut cache =
             NetlinkCache::of([NetlinkEvent::Route(Route { target, ..route("0.0.0.0/0", 0, 1) })]);
         assert_eq!(cache.neighbours_to_ask(&[1]), [(1, gateway)]);
         assert_eq!(cache.neighbours_to_ask(&[2]), []);
-        let mut known =
-            Neighbour { interface: 1, address: gateway, mac: Some([2; 6]), is_stale: true };
+        let mut known = Neighbour {
+            interface: 1,
+            address: gateway,
+            mac: None,
+            is_stale: false,
+            is_failed: true,
+        };
+        let mut changes = Vec::new();
+        let _ = cache.take(NetlinkEvent::Neighbour(known), &mut changes);
+        let _ = cache.take(NetlinkEvent::Neighbour(known), &mut changes);
+        let (interface, address, mac, is_failed) = (1, gateway, None, true);
+        assert_eq!(changes, [Change::Neighbour { interface, address, mac, is_failed }]);
+        assert_eq!(cache.neighbours_to_ask(&[1]), [(1, gateway)]);
+        (known.mac, known.is_stale, known.is_failed) = (Some([2; 6]), true, false);
         let _ = cache.take(NetlinkEvent::Neighbour(known), &mut Vec::new());
         assert_eq!(cache.neighbours_to_ask(&[1]), [(1, gateway)]);
         known.is_stale = false;

@@ -1,6 +1,6 @@
 //! Parses the messages of the kernel's routing socket into events.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU16};
 
 use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
@@ -13,17 +13,18 @@ use netlink_packet_route::{
         NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
     },
     route::{
-        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHop, RouteNextHopFlags,
-        RouteType, RouteVia,
+        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHop, RouteType, RouteVia,
     },
 };
 use vigie::forward::tables::Prefix;
 
-use super::cache::{Address, Interface, Neighbour, NetlinkEvent, Route, Target};
+use super::cache::{Address, Hop, Interface, Neighbour, NetlinkEvent, Route, Target};
 
 /// The routing table with the kernel's own addresses.
 const TABLE_LOCAL: u32 = 255;
 const MESSAGE_HEADER_BYTES: usize = 16;
+/// The kinds of messages about next hops with a number of their own, which the library does not know.
+const NEXT_HOP_KINDS: std::ops::RangeInclusive<u16> = 104..=106;
 
 /// A query to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +79,12 @@ pub(super) fn read(mut bytes: &[u8], table: u32) -> ParsedPacket {
             read.unreadable += 1;
             return read;
         };
+        let kind = message.get(4..).and_then(|bytes| bytes.first_chunk());
+        if kind.is_some_and(|kind| NEXT_HOP_KINDS.contains(&u16::from_ne_bytes(*kind))) {
+            read.events.push(NetlinkEvent::NextHops);
+            bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+            continue;
+        }
         match NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) {
             Ok(message) => {
                 let (header, payload) = message.into_parts();
@@ -220,12 +227,15 @@ fn route_of(message: &RouteMessage, table: u32) -> Option<Route> {
 
     let target = match header.kind {
         RouteType::Unicast => {
-            let hop = hops.iter().find(|hop| is_alive(hop)).or_else(|| hops.first());
-            if let Some(hop) = hop {
-                interface = Some(hop.interface_index);
-                gateway = hop.attributes.iter().find_map(gateway_of);
+            // Whether they live is told by interfaces and neighbours: the kernel changes its flags silently.
+            match hops.iter().filter_map(hop_of).collect::<Vec<_>>().as_slice() {
+                [] if hops.is_empty() => Target::Via { interface: interface?, gateway },
+                [] => return None,
+                [Hop { interface, gateway, .. }] => {
+                    Target::Via { interface: *interface, gateway: *gateway }
+                }
+                several => Target::Spread(several.into()),
             }
-            Target::Via { interface: interface?, gateway }
         }
         RouteType::Local | RouteType::Broadcast | RouteType::Anycast | RouteType::Multicast => {
             Target::Local
@@ -238,8 +248,16 @@ fn route_of(message: &RouteMessage, table: u32) -> Option<Route> {
     Some(Route { is_of_other_table: of_table != TABLE_LOCAL, metric, target, prefix })
 }
 
-fn is_alive(hop: &RouteNextHop) -> bool {
-    !hop.flags.intersects(RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown)
+/// Returns a hop, unless it leads into a tunnel.
+fn hop_of(hop: &RouteNextHop) -> Option<Hop> {
+    let is_tunnel = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::EncapType(_));
+    if hop.attributes.iter().any(is_tunnel) {
+        return None;
+    }
+    let gateway = hop.attributes.iter().find_map(gateway_of);
+    // The kernel counts from 0.
+    let weight = NonZeroU16::MIN.saturating_add(hop.hops.into());
+    Some(Hop { interface: hop.interface_index, gateway, weight })
 }
 
 fn gateway_of(attribute: &RouteAttribute) -> Option<IpAddr> {
@@ -296,11 +314,14 @@ fn neighbour_of(message: &NeighbourMessage) -> Option<Neighbour> {
         address: address?,
         mac: mac.filter(|_| is_valid),
         is_stale: header.state == NeighbourState::Stale,
+        is_failed: header.state == NeighbourState::Failed,
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_route::route::{RouteLwEnCapType, RouteNextHopFlags};
+
     use super::*;
 
     fn bytes_of(message: RouteNetlinkMessage) -> Vec<u8> {
@@ -322,22 +343,31 @@ mod tests {
         bytes_of(RouteNetlinkMessage::NewRoute(route))
     }
 
-    /// Goal: relevant routes are parsed, with the first living hop, and others are left out. Method: one of each as the
-    /// kernel writes it.
+    /// Goal: relevant routes are parsed, with all hops and their weights, except tunnels, and others are left out; a message about next hops
+    /// is noticed. Method: one of each as the kernel writes it.
     #[test]
     fn routes_are_read() {
         let to = RouteAttribute::Destination(RouteAddress::Inet([10, 0, 0, 0].into()));
-        let hop = |index: u32, flags| {
+        let hop = |index: u32, weight: u8| {
             let mut hop = RouteNextHop::default();
             hop.interface_index = index;
-            hop.flags = flags;
+            hop.hops = weight - 1;
+            hop.flags = RouteNextHopFlags::Dead;
             hop.attributes = vec![RouteAttribute::Gateway(IpAddr::from([9, 9, 9, 9]).into())];
             hop
         };
-        let hops = vec![hop(4, RouteNextHopFlags::Dead), hop(5, RouteNextHopFlags::empty())];
+        let mut tunnel = hop(6, 1);
+        tunnel.attributes.push(RouteAttribute::EncapType(RouteLwEnCapType::Mpls));
+        let hops = vec![hop(4, 3), hop(5, 1), tunnel.clone()];
         let all = [
             route(254, vec![to.clone(), RouteAttribute::Oif(3), RouteAttribute::Priority(7)]),
             route(254, vec![to.clone(), RouteAttribute::MultiPath(hops)]),
+            route(
+                254,
+                vec![to.clone(), RouteAttribute::MultiPath(vec![hop(5, 1), tunnel.clone()])],
+            ),
+            route(254, vec![to.clone(), RouteAttribute::MultiPath(vec![tunnel])]),
+            [&20_u32.to_ne_bytes()[..], &104_u16.to_ne_bytes(), &[0; 14]].concat(),
             route(77, vec![to.clone(), RouteAttribute::Oif(3)]),
             route(0, vec![to, RouteAttribute::Oif(3), RouteAttribute::Table(1000)]),
         ]
@@ -349,9 +379,21 @@ mod tests {
         };
         let gateway = Some([9, 9, 9, 9].into());
         let found = read(&all, 254);
-        assert_eq!(found.events, [via(3, None, 7), via(5, gateway, 0)]);
+        let hop = |interface, weight| {
+            let weight = NonZeroU16::new(weight).unwrap();
+            Hop { interface, gateway, weight }
+        };
+        let target = Target::Spread([hop(4, 3), hop(5, 1)].into());
+        let spread = Route { is_of_other_table: true, metric: 0, target, prefix };
+        let expected = [
+            via(3, None, 7),
+            NetlinkEvent::Route(spread),
+            via(5, gateway, 0),
+            NetlinkEvent::NextHops,
+        ];
+        assert_eq!(found.events, expected);
         assert_eq!(found.unreadable, 0);
-        assert_eq!(read(&all, 1000).events, [via(3, None, 0)]);
+        assert_eq!(read(&all, 1000).events, [NetlinkEvent::NextHops, via(3, None, 0)]);
     }
 
     /// Goal: our addresses are parsed and ranked; a tentative one is not used, and causes another query. Method: one of

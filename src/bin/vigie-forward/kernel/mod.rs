@@ -10,6 +10,7 @@ mod cache;
 mod message;
 mod monitor;
 
+pub(crate) use self::cache::Hop;
 #[cfg(test)]
 pub(crate) use self::cache::Interface;
 pub(crate) use self::cache::SourceAddresses;

@@ -22,8 +22,8 @@ use super::{
     message::{DumpRequest, ParsedPacket, read},
 };
 
-/// Multicast groups for interfaces, neighbours, addresses and routes of both families.
-const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400;
+/// Multicast groups for interfaces, neighbours, addresses and routes of both families, and next hops.
+const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 0x8000_0000;
 /// Larger than any packet that the kernel makes.
 const BUFFER_BYTES: usize = 64 * 1024;
 /// The receive buffer: enough for some ten thousand changes. If more are lost, that is noticed.

@@ -101,6 +101,13 @@ impl NicConfig {
         self
     }
 
+    /// Sets the number of groups of [several hops](crate::tables::Fib::set_hops), each of which takes 4 KiB: 1 to 4096. Prefixes with the same
+    /// hops share a group. Default: 256.
+    pub const fn hop_groups(mut self, count: u32) -> Self {
+        self.sizes.groups = count;
+        self
+    }
+
     /// Takes over only the translated flows that [`NicPipeline::add_flow`](super::NicPipeline::add_flow) names, so that flows of one packet
     /// cost nothing here. The host translates the others. Default: no, all flows are taken over.
     pub const fn asked_flows(mut self) -> Self {
@@ -170,7 +177,7 @@ pub(super) struct Compiled {
 }
 
 fn check(config: &NicConfig) -> Result<(), CompileError> {
-    let MapSizes { ports, routes, neighbours, flows } = config.sizes;
+    let MapSizes { ports, routes, neighbours, flows, groups } = config.sizes;
     let in_range = |name, value: u32, max: u32, range| {
         let error = CompileError::InvalidSetting { name, value: value.into(), range };
         if (1..=max).contains(&value) { Ok(()) } else { Err(error) }
@@ -178,7 +185,8 @@ fn check(config: &NicConfig) -> Result<(), CompileError> {
     in_range("ports", ports.into(), PORTS_MAX.into(), "from 1 to 64")?;
     in_range("routes", routes, 1 << 24, "from 1 to 16 777 216")?;
     in_range("neighbours", neighbours, 1 << 20, "from 1 to 1 048 576")?;
-    in_range("flows", flows, 1 << 24, "from 1 to 16 777 216")
+    in_range("flows", flows, 1 << 24, "from 1 to 16 777 216")?;
+    in_range("hop_groups", groups, 1 << 12, "from 1 to 4096")
 }
 
 /// The descriptions of all stages, or an error that names the one without.

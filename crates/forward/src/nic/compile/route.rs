@@ -1,19 +1,21 @@
 //! Route: the longest prefix, the interface, the neighbour.
 
 use super::emitter::{
-    CONTEXT, Emitter, KEY, NetworkKind, OUT, PACKET_LENGTH, SKB_SEGMENT_BYTES, TCP, TRANSPORT, UDP,
-    VALUE, WORK,
+    CONTEXT, Emitter, FRAGMENT, KEY, NetworkKind, OUT, PACKET_LENGTH, PROTOCOL, SKB_SEGMENT_BYTES,
+    TCP, TRANSPORT, UDP, VALUE, WHOLE, WORK,
 };
 use crate::{
     bpf::{
         Condition, Helper, Label, Operation,
-        Register::{R0, R1, R2, R3, R4, R7, R8, R9, R10},
+        Register::{self, R0, R1, R2, R3, R4, R5, R7, R8, R9, R10},
         Size,
     },
     nic::layout::{
-        ADDRESS_BYTES, HANDOVER_GAP_NS, IS_THERE_AT, NEIGHBOUR_HANDING_OVER_AT, NEIGHBOUR_USED_AT,
+        ADDRESS_BYTES, BUCKET_PORT_BITS, GROUP, HANDOVER_GAP_NS, IS_THERE_AT,
+        NEIGHBOUR_HANDING_OVER_AT, NEIGHBOUR_USED_AT,
     },
     pipeline::DropReason,
+    tables::{BUCKET_BITS, MULTIPLIER},
 };
 
 const DO_NOT_FRAGMENT: i32 = 0x40;
@@ -34,6 +36,7 @@ impl Emitter<'_> {
         self.look_up(self.layout.routes[version]);
         self.a.branch(Condition::Equal, R0, 0, no_route);
         self.a.load(Size::Word, R1, R0, 0).load(Size::Word, R2, R0, 4);
+        self.choose_hop(kind, no_route);
         self.keep(PORT, R1);
         self.keep(HOP, R2);
         self.a.store(Size::Word, R10, KEY, R1);
@@ -67,6 +70,61 @@ impl Emitter<'_> {
         self.copy(Size::Half, (R10, MAC + 4), (R7, 10));
         self.get(R1, PORT);
         self.keep(OUT, R1);
+    }
+
+    /// If R1 says that the route leads to the group in R2: R1 = the port, R2 = the router of the packet's flow.
+    fn choose_hop(&mut self, kind: NetworkKind, no_route: Label) {
+        let chosen = self.a.label();
+        self.a.branch(Condition::NotEqual, R1, i32::try_from(GROUP).unwrap_or(0), chosen);
+        self.a.store(Size::Word, R10, KEY, R2);
+        self.look_up(self.layout.groups);
+        self.a.branch(Condition::Equal, R0, 0, no_route);
+        self.flow_hash(kind);
+        let bits = i32::try_from(u64::BITS - BUCKET_BITS).unwrap_or(0);
+        self.a.compute(Operation::ShiftRight, R1, bits).compute(Operation::ShiftLeft, R1, 2);
+        self.a.add(R0, R1).load(Size::Word, R1, R0, 0).set(R2, R1);
+        let bits = i32::try_from(BUCKET_PORT_BITS).unwrap_or(0);
+        self.a.compute(Operation::ShiftRight, R2, bits).compute(
+            Operation::And,
+            R1,
+            (1 << bits) - 1,
+        );
+        self.a.bind(chosen);
+    }
+
+    /// R1 = the hash of the packet's flow, as `tables::FlowHash` has it. R0 stays.
+    fn flow_hash(&mut self, kind: NetworkKind) {
+        let [is_flow, hashed, ports, end] = [(); 4].map(|()| self.a.label());
+        self.a.constant(R4, MULTIPLIER);
+        self.get(R5, TRANSPORT);
+        self.get(R2, FRAGMENT);
+        self.a.branch(Condition::NotEqual, R2, WHOLE, hashed);
+        self.a.branch(Condition::Equal, R5, TCP, is_flow);
+        self.a.branch(Condition::Equal, R5, UDP, is_flow);
+        // Without ports.
+        self.a.bind(hashed).set(R5, 0).set(R1, 0);
+        let addresses = self.a.label();
+        self.a.jump(addresses).bind(is_flow);
+        self.get(R1, PROTOCOL);
+        self.a.bind(addresses);
+        let (from, bytes): (i16, i16) = if kind == NetworkKind::V4 { (12, 8) } else { (8, 32) };
+        for at in (from..from + bytes).step_by(4) {
+            self.mix((R8, at));
+        }
+        // The kernel's check knows the bounds of the header by its kind.
+        for transport in [TCP, UDP] {
+            self.a.branch(Condition::Equal, R5, transport, ports);
+        }
+        self.a.jump(end).bind(ports);
+        self.mix((R9, 0));
+        self.a.bind(end).compute(Operation::Multiply, R1, R4);
+    }
+
+    /// Mixes a word into the hash in R1.
+    fn mix(&mut self, (register, offset): (Register, i16)) {
+        self.a.load(Size::Word, R2, register, offset).compute(Operation::Xor, R1, R2);
+        self.a.compute(Operation::Multiply, R1, R4).set(R2, R1);
+        self.a.compute(Operation::ShiftRight, R2, 32).compute(Operation::Xor, R1, R2);
     }
 
     /// A packet of several segments is cut behind the program, by the outgoing interface or before it: branches if each

@@ -443,9 +443,10 @@ impl Prepared for PreparedFrames {
         .detach();
         let migration = self.frames.migration();
         let migration = migration.map(|one| Migration::new(one, FlowSide::Host));
+        let flow_name = self.head.name.clone();
         Ok(Box::new(FramesFlow {
             head: self.head,
-            tables: Tables::new(self.fib, self.names, self.questions),
+            tables: Tables::new(&flow_name, self.fib, self.names, self.questions),
             routes: self.routes,
             names,
             program: self.program,

@@ -9,7 +9,7 @@ use vigie::{
         packet::{ARP_BYTES, Arp, Ethernet, Packet, Port, Transport},
         pipeline::{DropReason, Offload, Stage, Verdict},
         stages::{Nat as NatStage, RouteStage},
-        tables::{Fib, FibReader, NatFlow, NatTuple},
+        tables::{Fib, FibReader, FlowHash, NatFlow, NatTuple},
     },
     via::link::{EtherType, MacAddress},
 };
@@ -75,7 +75,8 @@ impl Guard {
     fn is_kernels(&mut self, packet: &mut Packet) -> bool {
         let headers = packet.headers().ok();
         let addresses = headers.and_then(|headers| headers.addresses(packet.bytes()));
-        let route = addresses.and_then(|(_, destination)| self.reader.get().route(destination));
+        let route = addresses
+            .and_then(|(_, destination)| self.reader.get().route(destination, FlowHash::default));
         route.is_some_and(|route| route.port == KERNEL)
     }
 
@@ -239,7 +240,8 @@ impl Router {
         let headers = packet.headers().ok();
         let addresses = headers.and_then(|headers| headers.addresses(packet.bytes()));
         let fib = self.route.fib().snapshot();
-        let route = addresses.and_then(|(_, destination)| fib.route(destination));
+        let route =
+            addresses.and_then(|(_, destination)| fib.route(destination, FlowHash::default));
         if route.is_some_and(|route| route.port == KERNEL) {
             LEFT_TO_KERNEL
         } else {

@@ -1,17 +1,20 @@
 //! Copies the kernel's routes into the tables used for routing.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use vigie::{
     forward::{
         packet::Port,
-        tables::{Fib, Interface, Route},
+        tables::{Fib, HOPS_MAX, HopGroup, HopGroupError, Interface, Prefix, Route},
     },
     via::link::MacAddress,
 };
 
 use super::{questions::Questions, stages::KERNEL};
-use crate::kernel::{Change, NetlinkCache, SourceAddresses, Target};
+use crate::{
+    journal::log,
+    kernel::{Change, NetlinkCache, SourceAddresses, Target},
+};
 
 /// The number of requests in one poll.
 const QUESTIONS_MAX: usize = 64;
@@ -19,6 +22,7 @@ const QUESTIONS_MAX: usize = 64;
 /// Keeps a [`Fib`] in step with the kernel's routes, for some interfaces.
 #[derive(Debug)]
 pub(super) struct Tables {
+    flow: String,
     fib: Fib,
     /// Names of interfaces, in the order of their ports.
     names: Vec<String>,
@@ -30,20 +34,22 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub(super) fn new(fib: Fib, names: Vec<String>, questions: Arc<Questions>) -> Self {
-        Self { fib, names, ports: BTreeMap::new(), own: BTreeMap::new(), questions }
+    pub(super) fn new(flow: &str, fib: Fib, names: Vec<String>, questions: Arc<Questions>) -> Self {
+        let (flow, ports, own) = (flow.to_owned(), BTreeMap::new(), BTreeMap::new());
+        Self { flow, fib, names, ports, own, questions }
     }
 
     /// Applies changes.
     pub(super) fn follow(&mut self, changes: &[Change], cache: &NetlinkCache) {
         for change in changes {
             match change {
-                Change::Route { prefix, target } => {
-                    self.fib.set_route(*prefix, target.map(|target| self.route(target)));
-                }
-                Change::Neighbour { interface, address, mac } => {
+                Change::Route { prefix, target } => self.set_route(*prefix, target.as_ref()),
+                Change::Neighbour { interface, address, mac, is_failed } => {
                     if let Some(port) = self.ports.get(interface) {
                         self.fib.set_neighbour(*port, *address, mac.map(MacAddress));
+                        if *is_failed {
+                            self.fib.fail_neighbour(*port, *address);
+                        }
                     }
                 }
                 Change::Interface(interface) => {
@@ -94,8 +100,10 @@ impl Tables {
     /// Sets routes and neighbours of an interface that has just become a port.
     fn catch_up(&mut self, index: u32, cache: &NetlinkCache) {
         let is_meant = |change: &Change| match change {
-            Change::Route { target: Some(Target::Via { interface, .. }), .. }
-            | Change::Neighbour { interface, .. } => *interface == index,
+            Change::Route { target: Some(target), .. } => {
+                target.ways().any(|(interface, _)| interface == index)
+            }
+            Change::Neighbour { interface, .. } => *interface == index,
             _ => false,
         };
         let changes: Vec<_> = cache.changes().into_iter().filter(is_meant).collect();
@@ -120,13 +128,33 @@ impl Tables {
         u16::try_from(at).ok().map(Port)
     }
 
-    /// Routes that do not use one of our ports are the kernel's.
-    fn route(&self, target: Target) -> Route {
-        let Target::Via { interface, gateway } = target else { return Route::on_link(KERNEL) };
-        match (self.ports.get(&interface), gateway) {
-            (Some(port), Some(gateway)) => Route::via(*port, gateway),
-            (Some(port), None) => Route::on_link(*port),
-            (None, _) => Route::on_link(KERNEL),
+    /// Routes that do not use one of our ports are the kernel's. Of several hops, those that do are used.
+    fn set_route(&self, prefix: Prefix, target: Option<&Target>) {
+        let Some(target) = target else { return self.fib.set_route(prefix, None) };
+        let weights: Vec<_> = match target {
+            Target::Spread(hops) => hops.iter().map(|hop| hop.weight).collect(),
+            _ => vec![NonZeroU16::MIN],
+        };
+        let ours: Vec<_> = target
+            .ways()
+            .zip(weights)
+            .filter_map(|((interface, gateway), weight)| {
+                let port = *self.ports.get(&interface)?;
+                let route = gateway.map_or(Route::on_link(port), |to| Route::via(port, to));
+                Some((route, weight))
+            })
+            .collect();
+        let mut group = HopGroup::new(ours.iter().copied());
+        if let Err(error @ HopGroupError::TooMany { .. }) = group {
+            let flow = &self.flow;
+            log(format!(
+                "flow `{flow}`: the route to {prefix}: {error}; its first {HOPS_MAX} are used"
+            ));
+            group = HopGroup::new(ours.into_iter().take(HOPS_MAX));
+        }
+        match group {
+            Ok(group) => self.fib.set_hops(prefix, &group),
+            Err(_) => self.fib.set_route(prefix, Some(Route::on_link(KERNEL))),
         }
     }
 
@@ -151,9 +179,9 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vigie::forward::tables::Prefix;
+    use vigie::forward::tables::FlowHash;
 
-    use crate::kernel;
+    use crate::kernel::{self, Hop};
 
     fn interface(index: u32, name: &str, is_up: bool) -> Change {
         let name = name.to_owned();
@@ -179,17 +207,21 @@ mod tests {
         let fib = Fib::default();
         let cache = NetlinkCache::default();
         let mut tables = Tables::new(
+            "l3",
             fib.clone(),
             vec!["a".to_owned(), "b".to_owned()],
             Arc::new(Questions::new()),
         );
         let to: IpAddr = [10, 1, 0, 5].into();
-        let port = |fib: &Fib| fib.snapshot().route(to).map(|route| route.port);
+        let port = |fib: &Fib| fib.snapshot().route(to, FlowHash::default).map(|route| route.port);
+        let leaves_by =
+            |fib: &Fib| fib.snapshot().next_hop(to, FlowHash::default).map(|hop| hop.port);
         let mac = Some([2, 0, 0, 0, 0, 9]);
-        let neighbour = |interface| Change::Neighbour { interface, address: to, mac };
+        let neighbour =
+            |interface| Change::Neighbour { interface, address: to, mac, is_failed: false };
         tables.follow(&[interface(3, "a", true), interface(4, "b", true)], &cache);
         tables.follow(&[route("10.1.0.0", 16, 4), neighbour(4)], &cache);
-        assert_eq!(fib.snapshot().next_hop(to).map(|hop| hop.port), Ok(Port(1)));
+        assert_eq!(leaves_by(&fib), Ok(Port(1)));
         tables.follow(&[route("10.1.0.0", 24, 99)], &cache);
         assert_eq!(port(&fib), Some(KERNEL));
         tables.follow(&[interface(4, "b", false)], &cache);
@@ -197,8 +229,58 @@ mod tests {
         let gone = Change::InterfaceGone { index: 4, name: "b".to_owned() };
         tables.follow(&[gone, interface(7, "b", true)], &cache);
         tables.follow(&[route("10.1.0.0", 24, 7), neighbour(7)], &cache);
-        assert_eq!(fib.snapshot().next_hop(to).map(|hop| hop.port), Ok(Port(1)));
+        assert_eq!(leaves_by(&fib), Ok(Port(1)));
         assert_eq!((tables.indices(), tables.port(4)), (vec![3, 7], None));
+    }
+
+    /// Goal: of several hops those by our interfaces are used, as soon as these are known, at most 64, and those that live. Method: changes by
+    /// hand, and the hops that the flows of a table's buckets take.
+    #[test]
+    fn several_hops_become_a_group() {
+        let (fib, cache) = (Fib::default(), NetlinkCache::default());
+        let names = vec!["a".to_owned(), "b".to_owned()];
+        let mut tables = Tables::new("l3", fib.clone(), names, Arc::new(Questions::new()));
+        let hop = |interface, last| {
+            let gateway = Some([10, 0, 0, last].into());
+            Hop { interface, gateway, weight: NonZeroU16::MIN }
+        };
+        let spread = |hops: Vec<Hop>| {
+            let (prefix, target) = (Prefix::ALL_V4, Some(Target::Spread(hops.into())));
+            Change::Route { prefix, target }
+        };
+        let used = |fib: &Fib| {
+            let mut used = std::collections::BTreeSet::new();
+            fib.snapshot().each_group(|_, table| {
+                let hops = table.group().hops().iter().map(|(hop, _)| *hop);
+                let shares = table.shares().into_iter().zip(hops);
+                used.extend(shares.filter(|(share, _)| *share > 0).map(|(_, hop)| hop.port));
+            });
+            used.into_iter().collect::<Vec<_>>()
+        };
+        let count = |fib: &Fib| {
+            let mut count = Vec::new();
+            fib.snapshot().each_group(|_, table| count.push(table.group().hops().len()));
+            count
+        };
+        tables.follow(&[interface(3, "a", true), interface(4, "b", true)], &cache);
+        tables.follow(&[spread(vec![hop(3, 1), hop(4, 1), hop(99, 1)])], &cache);
+        assert_eq!((count(&fib), used(&fib)), (vec![2], vec![Port(0), Port(1)]));
+        tables.follow(&[interface(4, "b", false)], &cache);
+        assert_eq!((count(&fib), used(&fib)), (vec![2], vec![Port(0)]));
+        tables.follow(&[interface(4, "b", true)], &cache);
+        let failed = |is_failed: bool| {
+            let mac = (!is_failed).then_some([2; 6]);
+            Change::Neighbour { interface: 3, address: [10, 0, 0, 1].into(), mac, is_failed }
+        };
+        tables.follow(&[failed(true)], &cache);
+        assert_eq!(used(&fib), [Port(1)]);
+        tables.follow(&[failed(false)], &cache);
+        assert_eq!(used(&fib), [Port(0), Port(1)]);
+        tables.follow(&[spread((1..=70).map(|last| hop(3, last)).collect())], &cache);
+        assert_eq!(count(&fib), [64]);
+        tables.follow(&[spread(vec![hop(98, 1), hop(99, 1)])], &cache);
+        let route = fib.snapshot().route([1, 1, 1, 1].into(), FlowHash::default);
+        assert_eq!((count(&fib), route), (vec![], Some(Route::on_link(KERNEL))));
     }
 
     /// Goal: interfaces have the addresses of their indices, whichever is announced first, and do not inherit those of
@@ -207,7 +289,8 @@ mod tests {
     fn interfaces_have_addresses() {
         let fib = Fib::default();
         let cache = NetlinkCache::default();
-        let mut tables = Tables::new(fib.clone(), vec!["a".to_owned()], Arc::new(Questions::new()));
+        let mut tables =
+            Tables::new("l3", fib.clone(), vec!["a".to_owned()], Arc::new(Questions::new()));
         let own = |last| SourceAddresses { ipv4: Some([10, 0, 0, last].into()), ipv6: None };
         let addresses = |last| Change::Addresses { interface: 3, own: own(last) };
         let found = |fib: &Fib| fib.snapshot().interface(Port(0)).and_then(|one| one.ipv4);
