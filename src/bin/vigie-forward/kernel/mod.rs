@@ -10,9 +10,8 @@ mod cache;
 mod message;
 mod monitor;
 
-pub(crate) use self::cache::Hop;
 #[cfg(test)]
-pub(crate) use self::cache::Interface;
+pub(crate) use self::cache::{Hop, Interface};
 pub(crate) use self::cache::SourceAddresses;
 pub(crate) use self::{
     cache::{Change, NetlinkCache, Target},

@@ -140,7 +140,8 @@ impl Tables {
             .zip(weights)
             .filter_map(|((interface, gateway), weight)| {
                 let port = *self.ports.get(&interface)?;
-                let route = gateway.map_or(Route::on_link(port), |to| Route::via(port, to));
+                let on_link = || Route::on_link(port);
+                let route = gateway.map_or_else(on_link, |to| Route::via(port, to));
                 Some((route, weight))
             })
             .collect();
