@@ -432,6 +432,7 @@ fn a_neighbour_is_taken_over_after_a_gap() {
 /// are spread as the weights say; when a hop goes, only its flows move, and they return with it. Method: 400 flows of TCP and UDP, each of
 /// several packets, over routes of three hops, at each place, of which one fails, then an interface goes; both return.
 #[test]
+#[expect(clippy::too_many_lines, reason = "hops go and return one after the other")]
 fn flows_are_spread_over_hops() {
     let ip = |text: &str| text.parse::<IpAddr>().expect("one");
     let hops = [(0, "10.7.0.1", 3), (1, "10.7.1.1", 1), (1, "10.7.1.2", 2)];

@@ -10,9 +10,9 @@ mod cache;
 mod message;
 mod monitor;
 
+pub(crate) use self::cache::SourceAddresses;
 #[cfg(test)]
 pub(crate) use self::cache::{Hop, Interface};
-pub(crate) use self::cache::SourceAddresses;
 pub(crate) use self::{
     cache::{Change, NetlinkCache, Target},
     monitor::{MonitorError, NetlinkMonitor, snapshot},
