@@ -194,6 +194,7 @@ impl HopTable {
     }
 
     /// Returns the hop of each bucket.
+    #[cfg(feature = "nic")]
     pub(crate) fn of_buckets(&self) -> impl Iterator<Item = Route> {
         self.buckets.iter().map(|index| self.of_bucket(*index))
     }

@@ -15,6 +15,7 @@ mod prefix;
 mod routes;
 mod trie;
 
+#[cfg(feature = "nic")]
 pub(crate) use self::hops::{BUCKET_BITS, BUCKETS, MULTIPLIER};
 pub use self::{
     counters::{CounterSnapshot, Traffic, TrafficCounters},
