@@ -60,7 +60,7 @@ pub enum Measure {
         /// Bytes of a message.
         bytes: u32,
     },
-    /// A message of this many bytes to a rank that has posted its receive and computes, without a call, until [`REST`](super::keys::REST) has
+    /// A message of this many bytes to a rank that has posted its receive and computes, without a call, until 2 ms have
     /// passed. What counts is the time from then on until an answer has come.
     BusyReceiver {
         /// Bytes of a message.
