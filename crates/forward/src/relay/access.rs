@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::proxy::AddressRange;
+use super::{counters::Counter, proxy::AddressRange};
 
 /// The setters of a builder's [`AccessList`]; the documentation of `allow` says what becomes of other clients.
 macro_rules! access_setters {
@@ -33,13 +33,67 @@ pub(super) struct AccessList {
     pub(super) denied: Vec<AddressRange>,
 }
 
-impl AccessList {
-    /// Returns whether a client is served. Clients without an address always are: the permissions of the socket's path decide who can connect.
+named! {
+    /// What a rule of access does.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[expect(clippy::exhaustive_enums, reason = "a client is served, or it is not")]
+    pub enum AccessAction {
+        /// It lets clients in.
+        Allow => "allow",
+        /// It refuses clients.
+        Deny => "deny",
+    }
+}
+
+/// A rule of access, and how often it decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AccessRule {
+    /// What it does.
+    pub action: AccessAction,
+    /// The clients that it matches.
+    pub network: AddressRange,
+    /// The connections for which it was the first rule to match; of datagrams, the sessions, and what was received together of a refused client.
+    pub hits: u64,
+}
+
+/// The rules of one relay: those that deny come first.
+#[derive(Debug)]
+pub(super) struct Access {
+    allowed: Vec<(AddressRange, Counter)>,
+    denied: Vec<(AddressRange, Counter)>,
+}
+
+impl Access {
+    pub(super) fn new(list: &AccessList) -> Self {
+        let rules = |networks: &[AddressRange]| {
+            networks.iter().map(|network| (*network, Counter::default())).collect()
+        };
+        Self { allowed: rules(&list.allowed), denied: rules(&list.denied) }
+    }
+
+    /// Returns whether a client is served, and counts the rule that decides. Clients without an address always are: the permissions of the
+    /// socket's path decide who can connect.
     pub(super) fn admits(&self, client: Option<IpAddr>) -> bool {
         let Some(client) = client else { return true };
-        let is_in =
-            |networks: &[AddressRange]| networks.iter().any(|network| network.contains(client));
-        !is_in(&self.denied) && (self.allowed.is_empty() || is_in(&self.allowed))
+        let matches = |rules: &[(AddressRange, Counter)]| {
+            let first = rules.iter().find(|(network, _)| network.contains(client));
+            first.inspect(|(_, hits)| hits.add(1)).is_some()
+        };
+        !matches(&self.denied) && (self.allowed.is_empty() || matches(&self.allowed))
+    }
+
+    /// Returns the rules in the order in which they are tried.
+    pub(super) fn rules(&self) -> Vec<AccessRule> {
+        let of = |action, rules: &[(AddressRange, Counter)]| {
+            let rule = |(network, hits): &(AddressRange, Counter)| AccessRule {
+                action,
+                network: *network,
+                hits: hits.value(),
+            };
+            rules.iter().map(rule).collect::<Vec<_>>()
+        };
+        [of(AccessAction::Deny, &self.denied), of(AccessAction::Allow, &self.allowed)].concat()
     }
 }
 
@@ -120,11 +174,29 @@ mod tests {
             ),
             (&["10.1.0.0/16"], &["10.0.0.0/8"], &[], &["10.1.0.1", "192.0.2.1"]),
         ] {
-            let list = AccessList { allowed: networks(allowed), denied: networks(denied) };
+            let list =
+                Access::new(&AccessList { allowed: networks(allowed), denied: networks(denied) });
             assert!(list.admits(None));
             assert!(inside.iter().all(|one| list.admits(ip(one))), "{allowed:?} {denied:?}");
             assert!(!outside.iter().any(|one| list.admits(ip(one))), "{allowed:?} {denied:?}");
         }
+    }
+
+    /// Goal: the rule that decides is counted, and no other. Method: clients that several rules match, and one that none matches.
+    #[test]
+    fn rules_are_counted() {
+        let network = |text: &str| text.parse().expect("a network");
+        let access = Access::new(&AccessList {
+            allowed: vec![network("10.0.0.0/8"), network("10.2.0.0/16")],
+            denied: vec![network("10.1.0.0/16")],
+        });
+        for client in ["10.1.0.1", "10.2.0.1", "10.3.0.1", "192.0.2.1"] {
+            let _ = access.admits(ip(client));
+        }
+        let found: Vec<_> = access.rules().iter().map(|one| (one.action, one.hits)).collect();
+        let expected =
+            [(AccessAction::Deny, 1), (AccessAction::Allow, 2), (AccessAction::Allow, 0)];
+        assert_eq!(found, expected);
     }
 
     /// Goal: a source has as many as it may, and others are not affected; what ends makes room, and nothing is left of a source without

@@ -48,6 +48,7 @@ mod peer_stream;
 mod pipes;
 mod proxy;
 mod raw;
+mod record;
 #[expect(clippy::module_inception, reason = "the noun of the folder is the type's too")]
 mod relay;
 mod resources;
@@ -72,6 +73,7 @@ pub use self::tls::{
     TlsOrigination, TlsRouter, TlsTermination,
 };
 pub use self::{
+    access::{AccessAction, AccessRule},
     balance::Balance,
     check::HealthCheckConfig,
     chooser::Transfer,
@@ -82,6 +84,7 @@ pub use self::{
     framed::{FrameError, FrameHeader, FrameMode, Framing, LengthFormat},
     listener::RelayListener,
     proxy::{AddressRange, ProxyError, ProxyHeader, ProxyParse},
+    record::{ConnectionEnd, ConnectionRecord},
     relay::{ConnectionTask, Relay, RelayHandle},
     retries::RetryBudget,
     settings::{BindError, RelayBuilder},

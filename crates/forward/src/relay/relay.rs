@@ -1,7 +1,9 @@
 //! The relay itself: accepting, limits, drain.
 
 use std::{
+    error::Error,
     io,
+    net::SocketAddr,
     os::fd::OwnedFd,
     pin::{Pin, pin},
     sync::{
@@ -14,10 +16,10 @@ use std::{
 
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
-use vigie_detect::Server;
+use vigie_detect::{Instant, Server};
 
 use super::{
-    access::{SourcePermit, Sources},
+    access::{Access, AccessRule, SourcePermit, Sources},
     balance::Balancer,
     check, connecting,
     counters::RelayStats,
@@ -27,12 +29,13 @@ use super::{
     names,
     peer_stream::{PeerStream, PendingClient},
     proxy::ProxyHeader,
+    record::{ConnectionEnd, ConnectionRecord},
     resources::RelayResources,
     retries::Retries,
     session::Session,
     settings::{BindError, RelayBuilder},
     shared::{Drained, Opening, RelayShared, TargetGroup},
-    target::{TargetStats, TargetUse, Targets},
+    target::{Target, TargetStats, TargetUse, Targets},
     upstream::Upstream,
     wait::{Either, is_exhausted, select, timeout},
 };
@@ -130,12 +133,14 @@ impl Relay {
             retries: Retries::new(settings.retries),
         };
         let groups = settings.groups().map(group).collect();
+        let access = Access::new(&settings.access);
         let sources = Sources::new(settings.per_source_max);
         let shared = Arc::new(RelayShared {
             settings,
             resources,
             groups,
             targets_changed,
+            access,
             sources,
             ended,
             emptied,
@@ -283,6 +288,12 @@ impl RelayHandle {
         self.shared.groups.iter().flat_map(|group| group.targets.stats(now)).collect()
     }
 
+    /// Returns the rules of access in the order in which they are tried, those that deny first.
+    #[must_use]
+    pub fn access(&self) -> Vec<AccessRule> {
+        self.shared.access.rules()
+    }
+
     /// Returns the relay's listener, for another relay ([`RelayBuilder::listener`]); `None` once it is closed.
     #[must_use]
     pub fn listener(&self) -> Option<RelayListener> {
@@ -317,10 +328,15 @@ impl RelayHandle {
 }
 
 impl RelayShared {
-    async fn relay(&self, mut client: PendingClient, reserved: OwnedFd) -> Result<(), RelayError> {
+    async fn relay(
+        &self,
+        mut client: PendingClient,
+        reserved: OwnedFd,
+        trace: &mut ConnectionTrace,
+    ) -> Result<(), RelayError> {
         let cut_requested = pin!(self.cut_requested());
         let mut cutting = Cut { cut_requested, waker: None, is_cutting: &self.is_cutting };
-        let connected = select(&mut cutting, self.connect(&mut client, reserved)).await;
+        let connected = select(&mut cutting, self.connect(&mut client, reserved, trace)).await;
         let Either::Right(upstream) = connected else { return Err(RelayError::Cut) };
         if matches!(upstream, Err(RelayError::Denied { .. } | RelayError::OverSourceMax { .. })) {
             // The client is reset.
@@ -330,11 +346,14 @@ impl RelayShared {
         // A client without an upstream has received nothing, and sees an end of stream.
         let ((upstream, used), _source, first) = upstream?;
         self.resources.counters.bytes_up.add(first);
+        trace.target = Some(Arc::clone(&used.target));
         let (framing, idle) = (self.settings.framing, self.settings.idle_timeout);
         let mut session = Session::new((client, upstream), framing, idle, &self.resources);
         session.report_to(Arc::clone(&used.target.health));
         // The session first: most wake-ups are for it.
         let ended = select(session.run(&self.resources), cutting).await;
+        let (up, down) = session.moved_bytes();
+        (trace.bytes_up, trace.bytes_down) = (up + first, down);
         match ended {
             Either::Left(ended) => ended,
             Either::Right(_) => {
@@ -349,9 +368,11 @@ impl RelayShared {
         &self,
         client: &mut PendingClient,
         reserved: OwnedFd,
+        trace: &mut ConnectionTrace,
     ) -> Result<((PeerStream, TargetUse<Endpoint>), SourcePermit, u64), RelayError> {
         let connection = client.connection();
         let own = ProxyHeader::of(connection.addresses());
+        trace.client = source_of(&own);
         let header = if self.is_trusted(connection) {
             match connecting::accept_header(self, connection).await? {
                 // The sender itself.
@@ -361,10 +382,8 @@ impl RelayShared {
         } else {
             own
         };
-        let address = match header {
-            ProxyHeader::Tcp { source, .. } => Some(source.ip()),
-            _ => None,
-        };
+        trace.client = source_of(&header);
+        let address = trace.client.map(|source| source.ip());
         let source = self.admit(address)?;
         #[cfg(feature = "tls")]
         let opening = match &self.settings.tls {
@@ -378,6 +397,22 @@ impl RelayShared {
         let connected = connecting::connect(self, address, &opening, Some(reserved)).await?;
         Ok((connected, source, opening.first.len() as u64))
     }
+}
+
+const fn source_of(header: &ProxyHeader) -> Option<SocketAddr> {
+    match header {
+        ProxyHeader::Tcp { source, .. } => Some(*source),
+        _ => None,
+    }
+}
+
+/// What the record of a connection will say.
+#[derive(Default)]
+struct ConnectionTrace {
+    client: Option<SocketAddr>,
+    target: Option<Arc<Target<Endpoint>>>,
+    bytes_up: u64,
+    bytes_down: u64,
 }
 
 /// Waits until the relay cuts its connections. In a busy session it is polled with every message: only the cut wakes
@@ -405,19 +440,33 @@ impl<F: Future<Output = ()>> Future for Cut<'_, F> {
 /// Counts a connection as active while its task lives, however that ends.
 struct ActiveGuard {
     shared: Arc<RelayShared>,
+    begin: Instant,
     _permit: OwnedSemaphorePermit,
 }
 
 impl ActiveGuard {
     fn new(shared: Arc<RelayShared>, permit: OwnedSemaphorePermit) -> Self {
         shared.resources.counters.active.add(1);
-        Self { shared, _permit: permit }
+        let begin = shared.resources.server.now();
+        Self { shared, begin, _permit: permit }
     }
 
     async fn relay(self, client: PendingClient, reserved: OwnedFd) {
         // Both connections are closed when this returns, and only then does it count as ended.
-        let ended = self.shared.relay(client, reserved).await;
+        let mut trace = ConnectionTrace::default();
+        let ended = self.shared.relay(client, reserved, &mut trace).await;
         self.shared.count(&ended);
+        if let Some(observer) = &self.shared.settings.observer {
+            observer.note(&ConnectionRecord {
+                client: trace.client,
+                target: trace.target.as_ref().map(|target| target.name.as_str()),
+                duration: self.shared.resources.server.now() - self.begin,
+                bytes_up: trace.bytes_up,
+                bytes_down: trace.bytes_down,
+                end: ConnectionEnd::of(&ended),
+                error: ended.as_ref().err().map(|error| error as &(dyn Error + 'static)),
+            });
+        }
     }
 }
 

@@ -83,8 +83,9 @@ pub(super) struct Session<A: RelayStream, B: RelayStream> {
     down_is_over: bool,
     /// True if the connections may be closed normally; otherwise they are reset.
     is_closed: bool,
-    has_request: bool,
-    has_reply: bool,
+    /// Bytes that have moved in each direction.
+    bytes_up: u64,
+    bytes_down: u64,
     /// The health of the upstream.
     health: Option<Arc<UpstreamHealth>>,
     idle: Option<IdleTimer>,
@@ -125,8 +126,8 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
             up_is_over: false,
             down_is_over: false,
             is_closed: false,
-            has_request: false,
-            has_reply: false,
+            bytes_up: 0,
+            bytes_down: 0,
             health: None,
             idle,
         }
@@ -135,6 +136,11 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
     /// Reports to `health` whether the upstream answers.
     pub(super) fn report_to(&mut self, health: Arc<UpstreamHealth>) {
         self.health = Some(health);
+    }
+
+    /// Returns the bytes that have moved: to the upstream, and to the client.
+    pub(super) const fn moved_bytes(&self) -> (u64, u64) {
+        (self.bytes_up, self.bytes_down)
     }
 
     /// Relays until both directions have ended, or an error occurs. Dropping the session closes both connections, or
@@ -159,7 +165,7 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
             error,
             RelayError::Idle { .. } | RelayError::Failed { peer: Peer::Upstream, .. }
         );
-        if is_over && self.has_request && !self.has_reply {
+        if is_over && self.bytes_up > 0 && self.bytes_down == 0 {
             resources.counters.unanswered.add(1);
             if let Some(health) = &self.health {
                 health.note_silent(error, resources.server.now());
@@ -230,14 +236,14 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
 
         if up > 0 {
             resources.counters.bytes_up.add(up);
-            self.has_request = true;
+            self.bytes_up += up;
         }
 
         if down > 0 {
             resources.counters.bytes_down.add(down);
-            if !std::mem::replace(&mut self.has_reply, true)
-                && let Some(health) = &self.health
-            {
+            let is_first = self.bytes_down == 0;
+            self.bytes_down += down;
+            if is_first && let Some(health) = &self.health {
                 health.note_answered(|| resources.server.now());
             }
         }

@@ -14,6 +14,7 @@ use super::{
     framed::{FrameMode, Framing},
     listener::RelayListener,
     proxy::AddressRange,
+    record::{ConnectionObserver, observer_setter},
     retries::RetryBudget,
     upstream::{Upstream, are_weights},
 };
@@ -40,6 +41,7 @@ pub struct RelayBuilder {
     pub(super) trusted: Vec<AddressRange>,
     pub(super) access: AccessList,
     pub(super) per_source_max: Option<usize>,
+    pub(super) observer: Option<ConnectionObserver>,
     #[cfg(feature = "tls")]
     pub(super) tls: Option<super::tls::TlsRouter>,
 }
@@ -75,6 +77,7 @@ impl RelayBuilder {
             trusted: Vec::new(),
             access: AccessList::default(),
             per_source_max: None,
+            observer: None,
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -168,6 +171,8 @@ impl RelayBuilder {
         /// The client's address is that of the PROXY protocol header, if there is a trusted one. Clients of a Unix socket have none and
         /// are served.
     }
+
+    observer_setter!();
 
     /// Serves clients that speak TLS, and no others: the router says what happens to each. Clients have the set-up time-out for their
     /// handshake, during which they count as connections. Default: what clients send is passed on, TLS or not.

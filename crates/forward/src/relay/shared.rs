@@ -13,7 +13,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use vigie_detect::Instant;
 
 use super::{
-    access::{SourcePermit, Sources},
+    access::{Access, SourcePermit, Sources},
     balance::Balancer,
     connection::Connection,
     endpoint::Endpoint,
@@ -46,6 +46,7 @@ pub(super) struct RelayShared {
     pub(super) groups: Vec<TargetGroup>,
     /// Notified when a name has got other addresses.
     pub(super) targets_changed: Arc<Notify>,
+    pub(super) access: Access,
     pub(super) sources: Arc<Sources>,
     /// Notified when a connection has ended and freed its descriptors.
     pub(super) ended: Notify,
@@ -134,7 +135,7 @@ impl RelayShared {
 
     pub(super) fn admit(&self, client: Option<IpAddr>) -> Result<SourcePermit, RelayError> {
         let unknown = IpAddr::from([0, 0, 0, 0]);
-        if !self.settings.access.admits(client) {
+        if !self.access.admits(client) {
             return Err(RelayError::Denied { client: client.unwrap_or(unknown) });
         }
         let refused = || RelayError::OverSourceMax { client: client.unwrap_or(unknown) };

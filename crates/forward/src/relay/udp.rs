@@ -11,6 +11,7 @@
 
 use std::{
     collections::BTreeMap,
+    error::Error,
     io,
     net::{self, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -25,11 +26,12 @@ use tokio::sync::{Notify, watch};
 use vigie_detect::{Instant, Server, net::UdpSocket};
 
 use super::{
-    access::{AccessList, SourcePermit, Sources, access_setters},
+    access::{Access, AccessList, AccessRule, SourcePermit, Sources, access_setters},
     balance::{Balance, Balancer},
     counters::{Counter, counters},
     names,
     proxy::AddressRange,
+    record::{ConnectionEnd, ConnectionObserver, ConnectionRecord, observer_setter},
     relay::ConnectionTask,
     settings::{BindError, RESOLVE_EVERY},
     sys::{ARRIVALS_MAX, dropped_datagrams},
@@ -51,6 +53,7 @@ pub struct UdpRelayBuilder {
     upstreams: Vec<Upstream<SocketAddr>>,
     access: AccessList,
     per_source_max: Option<usize>,
+    observer: Option<ConnectionObserver>,
     balance: Balance,
     resolve_every: Duration,
     expire_after: Duration,
@@ -68,6 +71,8 @@ impl UdpRelayBuilder {
         /// Serves only clients in `network`, and in other networks that you add. Default: all. Datagrams of others are dropped, and counted as
         /// `denied`.
     }
+
+    observer_setter!();
 
     vigie_detect::setters! {
         /// Sets the maximum number of sessions of one source, at least 1: an address of IPv4, or a network of 64 bits of IPv6. Datagrams
@@ -124,6 +129,7 @@ impl UdpRelayBuilder {
         self.listener = None;
         let (is_receiving, receiving) = watch::channel(());
         let targets = Arc::new(Targets::new(&self.upstreams, Arc::default()));
+        let access = Access::new(&self.access);
         let sources = Sources::new(self.per_source_max);
         let balancer = Balancer::new(self.balance, server.now().as_nanos());
         let shared = UdpShared {
@@ -135,6 +141,7 @@ impl UdpRelayBuilder {
             listener_dropped: Mutex::new(dropped_datagrams(socket.socket())),
             targets,
             balancer,
+            access,
             sources,
             draining: watch::Sender::new(None),
             receiving: is_receiving,
@@ -200,6 +207,7 @@ struct UdpShared {
     listener_dropped: Mutex<u32>,
     targets: Arc<Targets<SocketAddr>>,
     balancer: Balancer,
+    access: Access,
     sources: Arc<Sources>,
     draining: watch::Sender<Option<UdpDrain>>,
     /// Closed once the relay receives nothing more from clients.
@@ -227,6 +235,10 @@ struct UdpSession {
     last_move: AtomicU64,
     /// True if anything has come from the upstream. Statistics only.
     is_answered: AtomicBool,
+    begin: Instant,
+    /// Bytes in each direction. Statistics only.
+    bytes_up: Counter,
+    bytes_down: Counter,
     /// Whether it has left the table, since its target cannot be reached; its task is notified.
     is_over: AtomicBool,
     over: Notify,
@@ -281,6 +293,7 @@ impl UdpRelay {
             upstreams: vec![upstream.into()],
             access: AccessList::default(),
             per_source_max: None,
+            observer: None,
             balance: Balance::First,
             resolve_every: RESOLVE_EVERY,
             expire_after,
@@ -366,6 +379,12 @@ impl UdpRelayHandle {
         self.shared.targets.stats(self.shared.server.now())
     }
 
+    /// Returns the rules of access in the order in which they are tried, those that deny first.
+    #[must_use]
+    pub fn access(&self) -> Vec<AccessRule> {
+        self.shared.access.rules()
+    }
+
     /// Returns the socket by which the relay receives from clients, for another relay ([`UdpRelayBuilder::listener`]).
     #[must_use]
     pub fn listener(&self) -> UdpRelayListener {
@@ -435,7 +454,7 @@ impl UdpShared {
         is_draining: bool,
         spawn: &mut impl FnMut(ConnectionTask),
     ) {
-        let Some(session) = self.session_for(client, is_draining, spawn) else { return };
+        let Some(mut session) = self.session_for(client, is_draining, spawn) else { return };
         // An error about an earlier datagram is reported instead of sending this one.
         let mut sent = session.upstream.try_send(train, None);
         if let (0, _, Some(error)) = &sent
@@ -443,7 +462,8 @@ impl UdpShared {
         {
             sent = if self.note_unreachable(&session, error) {
                 let Some(next) = self.session_for(client, is_draining, spawn) else { return };
-                next.upstream.try_send(train, None)
+                session = next;
+                session.upstream.try_send(train, None)
             } else {
                 session.upstream.try_send(train, None)
             };
@@ -452,6 +472,7 @@ impl UdpShared {
         let (count, bytes, _) = sent;
         self.counters.datagrams_up.add(count as u64);
         self.counters.bytes_up.add(bytes as u64);
+        session.bytes_up.add(bytes as u64);
         self.counters.dropped.add((train.count() - count) as u64);
     }
 
@@ -465,12 +486,14 @@ impl UdpShared {
         if let Some(session) = self.session(client) {
             return Some(session);
         }
-        if !self.settings.access.admits(Some(client.ip())) {
+        if !self.access.admits(Some(client.ip())) {
             self.counters.denied.add(1);
+            self.note_refused(client, ConnectionEnd::Denied, None);
             return None;
         }
         let Some(source) = self.sources.admit(Some(client.ip())) else {
             self.counters.over_source_max.add(1);
+            self.note_refused(client, ConnectionEnd::OverSourceMax, None);
             return None;
         };
         let opened = if is_draining {
@@ -485,10 +508,39 @@ impl UdpShared {
             }
             Err(error) => {
                 self.counters.refused.add(1);
+                self.note_refused(client, ConnectionEnd::Refused, Some(&error));
                 tracing::debug!(%client, %error, "a session could not be opened");
                 None
             }
         }
+    }
+
+    /// Observes a client that gets no session.
+    fn note_refused(&self, client: SocketAddr, end: ConnectionEnd, error: Option<&io::Error>) {
+        let Some(observer) = &self.settings.observer else { return };
+        observer.note(&ConnectionRecord {
+            client: Some(client),
+            target: None,
+            duration: Duration::ZERO,
+            bytes_up: 0,
+            bytes_down: 0,
+            end,
+            error: error.map(|error| error as &(dyn Error + 'static)),
+        });
+    }
+
+    /// Observes a session that has ended.
+    fn note_ended(&self, session: &UdpSession, end: ConnectionEnd) {
+        let Some(observer) = &self.settings.observer else { return };
+        observer.note(&ConnectionRecord {
+            client: Some(session.client),
+            target: Some(&session.used.target.name),
+            duration: self.server.now() - session.begin,
+            bytes_up: session.bytes_up.value(),
+            bytes_down: session.bytes_down.value(),
+            end,
+            error: None,
+        });
     }
 
     /// Returns the session of a client, and renews it.
@@ -513,6 +565,9 @@ impl UdpShared {
             upstream,
             last_move: AtomicU64::new(now.as_nanos()),
             is_answered: AtomicBool::new(false),
+            begin: now,
+            bytes_up: Counter::default(),
+            bytes_down: Counter::default(),
             is_over: AtomicBool::new(false),
             over: Notify::new(),
         });
@@ -576,6 +631,7 @@ impl UdpShared {
                 let (count, bytes, _) = self.socket.try_send(train, Some(session.client));
                 self.counters.datagrams_down.add(count as u64);
                 self.counters.bytes_down.add(bytes as u64);
+                session.bytes_down.add(bytes as u64);
                 self.counters.dropped.add((train.count() - count) as u64);
             });
             true
@@ -629,7 +685,18 @@ impl UdpShared {
 
     /// The session's task: sends the upstream's datagrams to the client, until it expires.
     async fn answer(self: Arc<Self>, session: Arc<UdpSession>) {
-        let guard = Listed { shared: &self, session: &session };
+        let end = {
+            let guard = Listed { shared: &self, session: &session };
+            self.answer_all(&session, &guard).await
+        };
+        self.note_ended(&session, end);
+    }
+
+    async fn answer_all(
+        self: &Arc<Self>,
+        session: &Arc<UdpSession>,
+        guard: &Listed<'_>,
+    ) -> ConnectionEnd {
         let mut draining = self.draining.subscribe();
         loop {
             let last_move = Instant::from_nanos(session.last_move.load(Ordering::Relaxed));
@@ -639,17 +706,20 @@ impl UdpShared {
             let changed = select(draining.changed(), session.over.notified());
             let readable = select(session.upstream.socket().readable(), changed);
             match timeout_at(&self.server, end, readable).await {
-                _ if session.is_over.load(Ordering::Relaxed) => return,
+                _ if session.is_over.load(Ordering::Relaxed) => return ConnectionEnd::TargetReset,
                 Ok(Some(Either::Left(Ok(())))) => {
-                    if self.back(&session) {
+                    if self.back(session) {
                         yield_now().await;
                     }
                 }
-                Ok(Some(Either::Left(Err(_)))) => return,
                 Ok(Some(Either::Right(_))) => {}
-                Ok(None) if guard.expire() => return,
-                Ok(None) => {}
-                Err(_) => return,
+                Ok(None) => {
+                    if let Some(end) = guard.expire() {
+                        return end;
+                    }
+                }
+                // The detection server was shut down.
+                Ok(Some(Either::Left(Err(_)))) | Err(_) => return ConnectionEnd::Cut,
             }
         }
     }
@@ -690,16 +760,16 @@ struct Listed<'a> {
 
 impl Listed<'_> {
     /// Removes the session from the table, unless a datagram has come meanwhile.
-    fn expire(&self) -> bool {
+    fn expire(&self) -> Option<ConnectionEnd> {
         let shared = self.shared;
         let mut sessions = shared.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let last_move = Instant::from_nanos(self.session.last_move.load(Ordering::Relaxed));
         let now = shared.server.now();
         if shared.draining.borrow().is_some_and(|drain| drain.deadline <= now) {
-            return true;
+            return Some(ConnectionEnd::Cut);
         }
         if self.session.is_over.load(Ordering::Relaxed) {
-            return true;
+            return Some(ConnectionEnd::TargetReset);
         }
         let is_over = last_move + shared.settings.expire_after <= now;
         if is_over {
@@ -710,7 +780,7 @@ impl Listed<'_> {
                 self.session.used.target.health.note_silent(&"a client's session has expired", now);
             }
         }
-        is_over
+        is_over.then_some(ConnectionEnd::Idle)
     }
 }
 
