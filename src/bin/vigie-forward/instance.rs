@@ -1,13 +1,15 @@
 //! A forwarding process, from its configuration to its end.
 
+mod state;
+
 use std::{
     cell::{Cell, RefCell},
     io,
-    os::{fd::OwnedFd, unix::net::UnixListener as StdUnixListener},
+    os::unix::net::UnixListener as StdUnixListener,
     panic,
     path::{Path, PathBuf},
     process,
-    rc::{Rc, Weak},
+    rc::Rc,
     thread,
     time::Duration,
 };
@@ -23,27 +25,23 @@ use vigie::{
     time::{sleep, timeout_at},
 };
 
+use self::state::{DrainingFlow, InstanceState, NamedFlow, StatsAnswers, follow, tick};
 use crate::{
-    cli::FlowSide,
+    access_log::{self, AccessLogError},
     config::{Config, EndpointUri, FlowConfig, FlowKind, Inside, Process},
-    flow::{self, Drained, Draining, FlowError, Listener, Prepared, Running, StartContext},
+    flow::{self, Drained, Draining, FlowError, Listener, Prepared, StartContext},
     journal::{counted, log},
-    kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
+    kernel::{MonitorError, NetlinkMonitor},
     mailbox::Mailbox,
-    metrics::{self, ServedMetrics},
+    metrics,
     privileges::{self, DropError, HeldRights, Right, listed},
     reload::{NewFlow, ReloadPlan, plan},
     service_manager::{ServiceManager, keep_alive},
-    signals, stats,
-    stats::{
-        Answers, DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport,
-        SocketGuard,
-    },
-    takeover::{HandedListener, Predecessor, TakeoverError},
+    signals,
+    stats::{self, SocketGuard},
+    takeover::{Predecessor, TakeoverError},
 };
 
-/// The interval of flows' periodic work.
-const TICK: Duration = Duration::from_millis(100);
 /// The time that a flow may take to end after the drain, since its threads must be joined.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -76,6 +74,8 @@ pub(crate) enum InstanceError {
     #[error(transparent)]
     Stats(#[from] stats::RendezvousError),
     #[error(transparent)]
+    Log(#[from] AccessLogError),
+    #[error(transparent)]
     Metrics(#[from] metrics::MetricsError),
     #[error(transparent)]
     Rights(#[from] DropError),
@@ -104,7 +104,8 @@ impl InstanceError {
                 source: FlowError::InvalidSetting(_) | FlowError::StateInUse { .. },
                 ..
             }
-            | Self::Stats(_) => CODE_USAGE,
+            | Self::Stats(_)
+            | Self::Log(AccessLogError::Open { .. }) => CODE_USAGE,
             Self::Flow { source: FlowError::Rights(_), .. } => CODE_RIGHTS,
             _ => CODE_FAILED,
         }
@@ -119,6 +120,9 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
         log(format!("removed {}, left by a killed instance", path.display()));
     }
 
+    if config.has_log() {
+        access_log::open(&config.process.log_file)?;
+    }
     let mut predecessor = predecessor(&config.process)?;
     let (listener, mut bound) = bind_stats(&config.process, predecessor.as_ref())?;
     let manager = ServiceManager::from_environment();
@@ -151,6 +155,9 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
     })?;
 
     drop(bound);
+    if let Some(said) = access_log::finish() {
+        log(said);
+    }
     Ok(code)
 }
 
@@ -274,46 +281,12 @@ fn give_up_rights(
     Ok(kept)
 }
 
-/// A named flow.
-struct NamedFlow {
-    name: String,
-    /// Its endpoint, as it was configured.
-    listen: Option<EndpointUri>,
-    flow: Box<dyn Running>,
-}
-
 /// A flow that is to take over the listener of another.
 struct Successor {
     flow: FlowConfig,
     /// The name of the other.
     of: String,
     prepared: Box<dyn Prepared>,
-}
-
-/// A flow that drains.
-struct DrainingFlow {
-    /// Held by the task that waits for its end.
-    drains: Weak<()>,
-    report: Box<dyn Fn() -> FlowReport>,
-}
-
-/// The state that requests read, and tasks change.
-struct InstanceState {
-    begin: Instant,
-    rights: Vec<Right>,
-    flows: RefCell<Vec<NamedFlow>>,
-    /// Flows that have not ended since the drain began.
-    draining_flows: RefCell<Vec<DrainingFlow>>,
-    routes: RefCell<Option<(NetlinkCache, RoutesReport)>>,
-    metrics: RefCell<Option<(EndpointUri, ServedMetrics)>>,
-    is_draining: Cell<bool>,
-}
-
-/// A question of the stats socket's clients.
-struct StatsAnswers {
-    shared: Rc<InstanceState>,
-    mailbox: Rc<Mailbox<InstanceEvent>>,
-    manager: Rc<ServiceManager>,
 }
 
 struct Instance {
@@ -481,6 +454,9 @@ impl Instance {
 
     /// Reads the file again, and changes what has changed in it.
     async fn reload(&mut self) {
+        if let Err(error) = access_log::reopen() {
+            log(format!("SIGHUP: {error}; lines go on to the old file"));
+        }
         let Some(file) = &self.source.file else {
             self.shared.reload_files();
             return log("SIGHUP: there is no file to read again; all goes on");
@@ -489,6 +465,11 @@ impl Instance {
             Ok(config) => config,
             Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
         };
+        if config.has_log()
+            && let Err(error) = access_log::open(&config.process.log_file)
+        {
+            return log(format!("SIGHUP: {error}; all flows go on as before"));
+        }
         let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
         let (ended, begun) = (ends.len(), begins.len());
         // All that may be wrong with them is known before anything ends.
@@ -499,11 +480,11 @@ impl Instance {
         let (before, after) = (&self.source.config.process, &config.process);
         let fixed = |of: &Process| {
             let sockets = (of.stats_socket.clone(), of.takeover.clone(), of.metrics.clone());
-            (sockets, of.drop_all_rights)
+            (sockets, of.log_file.clone(), of.drop_all_rights)
         };
         if fixed(before) != fixed(after) {
             log(
-                "SIGHUP: `stats_socket`, `takeover`, `metrics` and `drop_all_rights` change with the next start",
+                "SIGHUP: `stats_socket`, `takeover`, `metrics`, `log_file` and `drop_all_rights` change with the next start",
             );
         }
         self.shared.reload_files();
@@ -751,150 +732,6 @@ impl Instance {
                 0
             }
             code => code,
-        }
-    }
-}
-
-/// Follows the kernel's routes for all flows.
-async fn follow(
-    shared: Rc<InstanceState>,
-    mut monitor: NetlinkMonitor,
-    mailbox: Rc<Mailbox<InstanceEvent>>,
-) {
-    loop {
-        match monitor.changes().await {
-            Ok(changes) => shared.follow(&monitor, &changes),
-            Err(error) => {
-                let flow = "routes".to_owned();
-                return mailbox.post(InstanceEvent::Failed { flow, problem: error.to_string() });
-            }
-        }
-    }
-}
-
-async fn tick(shared: Rc<InstanceState>, mailbox: Rc<Mailbox<InstanceEvent>>) {
-    loop {
-        sleep(TICK).await;
-        let routes = shared.routes.borrow();
-        let cache = routes.as_ref().map(|(cache, _)| cache);
-        for NamedFlow { name, flow, .. } in shared.flows.borrow_mut().iter_mut() {
-            flow.tick(cache, monotonic_now());
-            if let Some(inside) = flow.begins_anew() {
-                let flow = name.clone();
-                mailbox.post(InstanceEvent::BeginAnew { flow, inside, is_retry: false });
-            }
-        }
-    }
-}
-
-impl Answers for StatsAnswers {
-    fn answer(&self, line: &str) -> String {
-        self.shared.answer(line)
-    }
-
-    fn listeners(&self) -> Result<Vec<(HandedListener, OwnedFd)>, String> {
-        if self.shared.is_draining.get() {
-            return Err("it drains".to_owned());
-        }
-        self.shared.listeners().map_err(|error| error.to_string())
-    }
-
-    fn taken(&self, pid: i32, flows: Vec<String>) -> String {
-        self.manager.replaced_by(pid);
-        self.mailbox.post(InstanceEvent::Taken { pid, flows });
-        serde_json::json!({ "taken": pid }).to_string()
-    }
-}
-
-impl InstanceState {
-    fn follow(&self, monitor: &NetlinkMonitor, changes: &[crate::kernel::Change]) {
-        let cache = monitor.cache();
-        for NamedFlow { flow, .. } in self.flows.borrow_mut().iter_mut() {
-            flow.follow(cache, changes);
-        }
-        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        let report = RoutesReport {
-            routes: count(cache.route_count()),
-            neighbours: count(cache.neighbour_count()),
-            asked_again: monitor.dump_count,
-            unreadable: monitor.unreadable,
-        };
-        self.routes.replace(Some((cache.clone(), report)));
-    }
-
-    /// Reads again what the flows that go on have read.
-    fn reload_files(&self) {
-        for NamedFlow { flow, .. } in self.flows.borrow().iter() {
-            flow.reload();
-        }
-    }
-
-    /// Returns its listeners, with new descriptors.
-    fn listeners(&self) -> io::Result<Vec<(HandedListener, OwnedFd)>> {
-        let mut listeners = Vec::new();
-        for one in self.flows.borrow().iter() {
-            if let (Some(listen), Some(listener)) = (&one.listen, one.flow.listener()) {
-                let (flow, listen) = (Some(one.name.clone()), listen.to_string());
-                listeners.push((HandedListener { flow, listen }, listener.to_fd()?));
-            }
-        }
-        if let Some((endpoint, ServedMetrics { listener: Some(listener), .. })) =
-            &*self.metrics.borrow()
-        {
-            let listen = endpoint.to_string();
-            listeners.push((HandedListener { flow: None, listen }, listener.try_clone()?));
-        }
-        Ok(listeners)
-    }
-
-    /// Answers a request.
-    fn answer(&self, line: &str) -> String {
-        let mut words = line.split_ascii_whitespace();
-        let reply = match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("report"), None, ..) => Ok(serde_json::json!(self.report())),
-            (Some("move"), Some(flow), Some(side), None) => self.move_flow(flow, side),
-            _ => {
-                Err(format!("`{line}` is not understood; there are `report` and `move FLOW SIDE`"))
-            }
-        };
-        reply.unwrap_or_else(|error| serde_json::json!({ "error": error })).to_string()
-    }
-
-    fn move_flow(&self, name: &str, side: &str) -> Result<serde_json::Value, String> {
-        let side = match side {
-            "host" => FlowSide::Host,
-            "nic" => FlowSide::Nic,
-            _ => return Err(format!("`{side}` is neither host nor nic")),
-        };
-        if self.is_draining.get() {
-            return Err("it is draining, so no flow can be moved".to_owned());
-        }
-        let mut flows = self.flows.borrow_mut();
-        let Some(NamedFlow { flow, .. }) = flows.iter_mut().find(|one| one.name == name) else {
-            let names: Vec<_> = flows.iter().map(|one| one.name.as_str()).collect();
-            return Err(format!("there is no flow `{name}`; there are: {}", names.join(", ")));
-        };
-        flow.move_to(side).map_err(|problem| format!("flow `{name}` stays: {problem}"))?;
-        Ok(serde_json::json!({ "moved": name, "to": side.name() }))
-    }
-
-    fn report(&self) -> InstanceReport {
-        let (flows, draining_flows) = (self.flows.borrow(), self.draining_flows.borrow());
-        let running = flows.iter().map(|one| (one.flow.report(), RUNNING));
-        let draining = draining_flows.iter().map(|one| ((one.report)(), DRAINING));
-        let reports = running.chain(draining);
-        InstanceReport {
-            vigie_forward: FORMAT_VERSION,
-            pid: process::id(),
-            uptime_ms: u64::try_from((monotonic_now() - self.begin).as_millis())
-                .unwrap_or(u64::MAX),
-            state: if self.is_draining.get() { DRAINING } else { RUNNING }.to_owned(),
-            rights: self.rights.iter().map(Right::to_string).collect(),
-            flows: reports
-                .map(|(report, state)| FlowReport { state: state.to_owned(), ..report })
-                .collect(),
-            routes: self.routes.borrow().as_ref().map(|(_, report)| report.clone()),
-            journal: crate::journal::last_lines(),
         }
     }
 }

@@ -4,7 +4,8 @@
 
 use std::{
     collections::VecDeque,
-    fmt::{self, Write},
+    fmt::{self, Write as _},
+    io::{self, Write as _},
     sync::{Mutex, PoisonError},
 };
 
@@ -23,7 +24,13 @@ static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 /// Writes a line to the log.
 pub(crate) fn log(what: impl AsRef<str>) {
     let what = what.as_ref();
-    eprintln!("vigie-forward: {what}");
+    // `eprintln!` would panic once nobody reads standard error.
+    let _ = writeln!(io::stderr(), "vigie-forward: {what}");
+    keep(what);
+}
+
+/// Adds a line to those of `stats` alone: standard error may block.
+pub(crate) fn keep(what: &str) {
     let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     if lines.len() == LINES_MAX {
         lines.pop_front();

@@ -13,6 +13,7 @@
 //! One thread controls: vigie's user-level flavor, with everything above as a task. Streams are relayed by workers of
 //! the hybrid flavor. Capabilities are dropped between `prepare` and the first packet: `privileges.rs`.
 
+mod access_log;
 mod cli;
 mod config;
 mod flow;

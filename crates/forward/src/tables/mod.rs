@@ -23,8 +23,8 @@ pub use self::{
     groups::RouteEntry,
     hops::{FlowHash, HOPS_MAX, HopGroup, HopGroupError, HopTable, Route},
     nat::{
-        NatChange, NatEndpoint, NatError, NatFeed, NatFlow, NatRestoreError, NatTable,
-        NatTableBuilder, NatTuple, NatUsage, TcpProgress,
+        NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFeed, NatFlow, NatRestoreError,
+        NatTable, NatTableBuilder, NatTuple, NatUsage, TcpProgress,
     },
     prefix::{Prefix, PrefixError},
     routes::{Fib, FibChange, FibFeed, FibReader, FibSnapshot, Interface, NextHop, NextHopError},

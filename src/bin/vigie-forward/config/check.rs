@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::{
-    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Ports,
-    Publish, Relay, RelayMode, tls, values::is_v4,
+    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, LogChoice,
+    LogTarget, Nat, Ports, Publish, Relay, RelayMode, tls, values::is_v4,
 };
 
 /// The interface for packets of a host to itself.
@@ -29,6 +29,13 @@ pub(crate) fn check(file: &str, config: &Config) -> Result<(), ConfigError> {
         return Err(ConfigError::Process {
             file: file.to_owned(),
             problem: "`takeover` is the stats socket, too: remove `stats_socket`".to_owned(),
+        });
+    }
+    if config.process.log_file != LogTarget::Stdout && !config.has_log() {
+        return Err(ConfigError::Process {
+            file: file.to_owned(),
+            problem: "`log_file` has no lines: give a relay or nat `log = \"each\"`, or remove `log_file`"
+                .to_owned(),
         });
     }
     if let Some(metrics) = &config.process.metrics {
@@ -322,6 +329,10 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         && (relay.tls.is_on() || relay.route.iter().all(|route| route.to.is_empty()))
     {
         return Err("`to` is empty: it needs at least one endpoint".to_owned());
+    }
+
+    if relay.log == LogChoice::Sources {
+        return Err("`log` of a relay is \"each\": `sources` is for translations".to_owned());
     }
 
     for endpoint in all_targets(relay).chain([&relay.listen]) {

@@ -10,9 +10,9 @@ use std::{
 use super::{
     BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, ClientTls, Config,
     EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT,
-    IDLE_DEFAULT, Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PathChoice, Ports,
-    Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, Retries, Route, SegmentsChoice,
-    TABLE_MAIN, TargetTls, TargetUri, Time, WaitMode,
+    IDLE_DEFAULT, Inside, L2, L3, LengthForm, LogChoice, MESSAGE_BYTES_DEFAULT, Nat, PathChoice,
+    Ports, Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, Retries, Route,
+    SegmentsChoice, TABLE_MAIN, TargetTls, TargetUri, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
     tls::{read_client_tls, read_target_tls},
@@ -104,6 +104,8 @@ struct RawRelay {
     #[serde(default)]
     frame_mode: FrameMode,
     message_max: Option<u64>,
+    #[serde(default)]
+    log: LogChoice,
     #[serde(default, deserialize_with = "read_client_tls")]
     tls: ClientTls,
     #[serde(default, deserialize_with = "read_target_tls")]
@@ -229,6 +231,8 @@ frames_table! {
         #[serde(default)]
         clamp_mss: bool,
         #[serde(default)]
+        log: LogChoice,
+        #[serde(default)]
         state: Option<PathBuf>,
         #[serde(default = "table_main")]
         table: u32,
@@ -273,6 +277,7 @@ impl RawRelay {
             framed: self.framed,
             frame_mode: self.frame_mode,
             message_max: self.message_max.unwrap_or(MESSAGE_BYTES_DEFAULT),
+            log: self.log,
             tls: self.tls,
             to_tls: self.to_tls,
             route: self.route,
@@ -511,6 +516,10 @@ mod tests {
                 &["line 1", "`timeout`"],
             ),
             (format!("{relay}check = {{ rise = 0 }}\n"), &["line 1", "`rise`"]),
+            (format!("{relay}log = true\n"), &["line 4", "`each`"]),
+            (format!("{relay}log = 'sources'\n"), &["line 1", "`log`", "\"each\""]),
+            (format!("[process]\nlog_file = 'log'\n{relay}"), &["line 2", "./forward.log"]),
+            (format!("[process]\nlog_file = '/log'\n{relay}"), &["`log_file`", "log = \"each\""]),
             (relay.replace("tcp:", "udp:") + "check = {}\n", &["line 1", "`check`", "datagrams"]),
             (format!("{relay}balance = 'robin'\n"), &["line 4", "`robin`", "`round-robin`"]),
             (

@@ -19,9 +19,9 @@ pub(crate) use self::{
     file::{ConfigError, read},
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
-        BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, PathChoice,
-        Ports, Publish, Range, RelayMode, Retries, SegmentsChoice, TargetUri, Time,
-        TransportProtocol, WaitMode,
+        BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, LogChoice,
+        LogTarget, PathChoice, Ports, Publish, Range, RelayMode, Retries, SegmentsChoice,
+        TargetUri, Time, TransportProtocol, WaitMode,
     },
 };
 
@@ -30,6 +30,13 @@ pub(crate) use self::{
 pub(crate) struct Config {
     pub(crate) process: Process,
     pub(crate) flows: Vec<FlowConfig>,
+}
+
+impl Config {
+    /// Returns whether a flow writes lines of the log.
+    pub(crate) fn has_log(&self) -> bool {
+        self.flows.iter().any(|flow| flow.kind.log() != LogChoice::Off)
+    }
 }
 
 /// One named flow.
@@ -76,6 +83,15 @@ impl FlowKind {
             Self::L2(l2) => l2.between.iter().map(String::as_str).collect(),
             Self::L3(l3) => l3.interfaces.iter().map(String::as_str).collect(),
             Self::Nat(nat) => nat.inside.iter().chain([&nat.outside]).map(String::as_str).collect(),
+        }
+    }
+
+    /// Returns the lines that it logs.
+    pub(crate) const fn log(&self) -> LogChoice {
+        match self {
+            Self::Relay(relay) => relay.log,
+            Self::Nat(nat) => nat.log,
+            Self::L2(_) | Self::L3(_) => LogChoice::Off,
         }
     }
 
@@ -142,6 +158,10 @@ pub(crate) struct Process {
     #[serde(deserialize_with = "values::read_metrics_listener")]
     pub(crate) metrics: Option<EndpointUri>,
 
+    /// The place of the lines of flows with --log: `stdout`, `stderr` or a file's path. A file is opened again at SIGHUP.
+    #[arg(long, value_name = "PLACE", default_value_t)]
+    pub(crate) log_file: LogTarget,
+
     /// Time for which connections may continue after SIGTERM or SIGINT, such as 500ms or 1m.
     #[arg(long, value_name = "TIME", default_value_t = DRAIN_DEFAULT)]
     pub(crate) drain: Time,
@@ -160,6 +180,7 @@ impl Default for Process {
             stats_socket: None,
             takeover: None,
             metrics: None,
+            log_file: LogTarget::Stdout,
             drain: DRAIN_DEFAULT,
             drop_all_rights: false,
         }
@@ -250,6 +271,10 @@ pub(crate) struct Relay {
     /// is cut-through.
     #[arg(long, value_name = "BYTES", default_value_t = MESSAGE_BYTES_DEFAULT, requires = "framed")]
     pub(crate) message_max: u64,
+
+    /// The lines of JSON that are logged, to --log-file.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) log: LogChoice,
 
     #[command(flatten)]
     pub(crate) tls: ClientTls,
@@ -392,6 +417,10 @@ pub(crate) struct Nat {
     /// interfaces takes: for links on which ICMP is lost.
     #[arg(long)]
     pub(crate) clamp_mss: bool,
+
+    /// The lines of JSON that are logged, to --log-file.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) log: LogChoice,
 
     /// A file in which translations are kept, so that connections outlive a restart. It is written every 10 s and at the end.
     /// Default: none.

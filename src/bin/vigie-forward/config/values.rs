@@ -443,6 +443,16 @@ pub(crate) struct Publish {
     pub(crate) to: SocketAddr,
 }
 
+impl fmt::Display for Publish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let transport = match self.transport {
+            TransportProtocol::Tcp => "tcp",
+            TransportProtocol::Udp => "udp",
+        };
+        write!(f, "{transport}:{}={}", self.port, self.to)
+    }
+}
+
 impl FromStr for Publish {
     type Err = BadValue;
 
@@ -539,6 +549,62 @@ pub(crate) enum BalanceChoice {
     RandomTwo,
     /// Always the same for the same client's address.
     Hash,
+}
+
+/// The lines of the log that a flow writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LogChoice {
+    /// None.
+    #[default]
+    Off,
+    /// One at the end of each connection; one at the beginning and one at the end of each translation.
+    Each,
+    /// Of translations, the same without the remote end, as RFC 6888 (REQ-12) recommends.
+    Sources,
+}
+
+/// The place of the log's lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum LogTarget {
+    #[default]
+    Stdout,
+    Stderr,
+    File(PathBuf),
+}
+
+impl FromStr for LogTarget {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        match text {
+            "stdout" => Ok(Self::Stdout),
+            "stderr" => Ok(Self::Stderr),
+            path if path.contains('/') => Ok(Self::File(path.into())),
+            other => Err(BadValue::new(format!(
+                "`{other}` must be `stdout`, `stderr` or the path of a file, as in /var/log/forward.log or ./forward.log"
+            ))),
+        }
+    }
+}
+
+impl TryFrom<String> for LogTarget {
+    type Error = BadValue;
+
+    fn try_from(text: String) -> Result<Self, BadValue> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for LogTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("stdout"),
+            Self::Stderr => f.write_str("stderr"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// The encoding of the length before a message.

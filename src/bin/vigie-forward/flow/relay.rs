@@ -7,6 +7,7 @@ use std::{
     net::SocketAddr,
     os::unix::{fs::FileTypeExt, net::UnixStream},
     rc::Rc,
+    sync::Arc,
 };
 
 use vigie::{
@@ -25,9 +26,10 @@ use super::{
     tls::{self, Identities, RelayTls},
 };
 use crate::{
+    access_log,
     config::{
-        BalanceChoice, EndpointUri, FrameMode, HostPort, LengthForm, Relay, RelayMode, Retries,
-        TargetUri, uses_tls,
+        BalanceChoice, EndpointUri, FrameMode, HostPort, LengthForm, LogChoice, Relay, RelayMode,
+        Retries, TargetUri, uses_tls,
     },
     instance::InstanceEvent,
     journal::log,
@@ -120,6 +122,11 @@ fn prepare_streams(
         _ => log_if_stale(&relay.listen),
     }
     builder = limited(builder, relay);
+    if relay.log == LogChoice::Each {
+        let flow = Arc::from(head.name.as_str());
+        builder =
+            builder.observe(move |record| access_log::offer(&flow, access_log::connection(record)));
+    }
     let RelayTls { router, upstreams, identities } = read_tls(relay)?;
     builder = upstreams.into_iter().fold(builder, library::RelayBuilder::upstream);
     if let Some(router) = router {
@@ -252,6 +259,11 @@ fn prepare_datagrams(
     builder = relay.deny.iter().fold(builder, |builder, range| builder.deny(range.0));
     if let Some(max) = relay.per_source_max {
         builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
+    }
+    if relay.log == LogChoice::Each {
+        let flow = Arc::from(head.name.as_str());
+        builder =
+            builder.observe(move |record| access_log::offer(&flow, access_log::connection(record)));
     }
     if let Some(Listener::Datagrams(listener)) = listener {
         builder = builder.listener(listener);
@@ -387,12 +399,19 @@ impl Running for RunningRelay {
 
 impl AnyRelayHandle {
     fn report(&self, head: &FlowReport) -> FlowReport {
-        let (report, targets) = match self {
+        let (mut report, targets, rules) = match self {
             Self::Streams { handle, has_tls } => {
-                (of_streams(head, &handle.stats(), *has_tls), handle.targets())
+                (of_streams(head, &handle.stats(), *has_tls), handle.targets(), handle.access())
             }
-            Self::Datagrams(handle) => (of_datagrams(head, &handle.stats()), handle.targets()),
+            Self::Datagrams(handle) => {
+                (of_datagrams(head, &handle.stats()), handle.targets(), handle.access())
+            }
         };
+        for rule in rules {
+            let name = format!("rule: {} {}", rule.action, rule.network);
+            // A network may be given twice, of which only the first decides.
+            *report.counters.entry(name).or_default() += rule.hits;
+        }
         FlowReport { targets: targets.into_iter().map(of_target).collect(), ..report }
     }
 }

@@ -33,6 +33,10 @@ pub(super) fn text(report: &InstanceReport) -> String {
         );
         families.counter("route_messages_unreadable", messages, &[], routes.unreadable);
     }
+    if let (Some(written), Some(lost)) = (report.log_lines_written, report.log_lines_lost) {
+        families.counter("log_lines_written", "Lines of the log.", &[], written);
+        families.counter("log_lines_lost", "Lines that were not written.", &[], lost);
+    }
     // After a reload, a flow that drains may have the name of one that runs, which comes first: its counters begin anew.
     let (mut seen, mut described) = (BTreeSet::new(), BTreeSet::new());
     for flow in &report.flows {
@@ -119,6 +123,12 @@ impl Families {
                 None if name == "dropped" => {
                     let labels = [of_flow[0], ("reason", "no room to send")];
                     self.counter(name, "Packets dropped, by reason.", &labels, *value);
+                }
+                Some(("rule", rule)) => {
+                    let (action, what) = rule.split_once(' ').unwrap_or((rule, ""));
+                    let labels = [of_flow[0], ("action", action), ("match", what)];
+                    let help = "Times that a rule decided: connections, sessions, translations.";
+                    self.counter("rule_hits", help, &labels, *value);
                 }
                 // The sum of others.
                 None if name == "tls_clients_failed" => {}

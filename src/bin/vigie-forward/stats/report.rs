@@ -22,6 +22,12 @@ pub(crate) struct InstanceReport {
     /// The state of the kernel's routes, if a flow needs them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) routes: Option<RoutesReport>,
+    /// The lines of the log of connections and translations, if a flow has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) log_lines_written: Option<u64>,
+    /// Those that could not be written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) log_lines_lost: Option<u64>,
     /// The last lines of the log.
     pub(crate) journal: Vec<String>,
 }

@@ -30,6 +30,10 @@ fn write_report(
         writeln!(text, "{}", unread(*unreadable))?;
     }
 
+    if let (Some(written), Some(lost)) = (report.log_lines_written, report.log_lines_lost) {
+        writeln!(text, "log lines written {written}, lost {lost}")?;
+    }
+
     let header =
         ["flow", "kind", "path", "state", "moves", "units", "bytes", "dropped"].map(str::to_owned);
     let mut rows = vec![header.to_vec()];
@@ -163,6 +167,8 @@ mod tests {
             rights: Vec::new(),
             flows: vec![flow],
             routes: None,
+            log_lines_written: None,
+            log_lines_lost: None,
             journal: Vec::new(),
         };
         let expected = "\

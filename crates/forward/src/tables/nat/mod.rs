@@ -1,5 +1,6 @@
 //! Flows whose addresses are translated in both directions, and their ports.
 
+mod event;
 mod flow;
 mod mapping;
 mod pool;
@@ -23,6 +24,8 @@ use std::{
 use thiserror::Error;
 use vigie_detect::Instant;
 
+use self::event::NatObserver;
+pub use self::event::{NatEnd, NatEvent};
 pub use self::flow::{NatEndpoint, NatFlow, NatTuple};
 pub use self::saved::NatRestoreError;
 use self::state::{NatLimits, NatState};
@@ -130,6 +133,7 @@ pub enum NatError {
 pub struct NatTableBuilder {
     limits: NatLimits,
     seed: u64,
+    observer: Option<NatObserver>,
 }
 
 impl NatTableBuilder {
@@ -194,11 +198,19 @@ impl NatTableBuilder {
         self
     }
 
+    /// Calls `observe` when a flow begins or ends, in that order for each flow. It is called under the table's lock, so it must neither block nor
+    /// use the table. Restored flows begin without a call. Default: none.
+    pub fn observe(mut self, observe: impl Fn(&NatEvent) + Send + Sync + 'static) -> Self {
+        self.observer = Some(NatObserver::new(observe));
+        self
+    }
+
     /// Creates the table.
     #[must_use]
     pub fn build(self) -> NatTable {
-        let state = NatState::new(self.limits, self.seed);
-        let inner = NatTableInner { version: AtomicU64::new(0), state: Mutex::new(state) };
+        let state = NatState::new(self.limits, self.seed, self.observer.is_some());
+        let (version, state) = (AtomicU64::new(0), Mutex::new(state));
+        let inner = NatTableInner { version, state, observer: self.observer };
         NatTable { inner: Arc::new(inner) }
     }
 }
@@ -208,6 +220,7 @@ struct NatTableInner {
     /// lock.
     version: AtomicU64,
     state: Mutex<NatState>,
+    observer: Option<NatObserver>,
 }
 
 /// The translated flows. Clones share the table.
@@ -236,10 +249,10 @@ impl NatTable {
             low_ports: None,
             timeouts: NatTimeouts::default(),
         };
-        NatTableBuilder { limits, seed: fastrand::u64(..) }
+        NatTableBuilder { limits, seed: fastrand::u64(..), observer: None }
     }
 
-    /// A panic cannot leave anything behind the lock half done: no foreign code is called.
+    /// A panic cannot leave anything behind the lock half done: foreign code is called only after a change is complete.
     fn lock(&self) -> MutexGuard<'_, NatState> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -248,6 +261,9 @@ impl NatTable {
         let mut state = self.lock();
         let result = change(&mut state);
         self.inner.version.store(state.version(), Ordering::Relaxed);
+        if let Some(observer) = &self.inner.observer {
+            state.take_events(|event| observer.note(event));
+        }
         result
     }
 
@@ -283,6 +299,12 @@ impl NatTable {
         peer: Option<IpAddr>,
     ) -> Option<NatEndpoint> {
         self.lock().internal(protocol, external, peer)
+    }
+
+    /// Returns the external ends that are [reserved](Self::reserve), each with the number of flows that were begun to it.
+    #[must_use]
+    pub fn reserved(&self) -> Vec<((u8, NatEndpoint), u64)> {
+        self.lock().reserved()
     }
 
     /// Keeps a port out of those that are assigned: it is published.

@@ -25,7 +25,7 @@ use slab::Slab;
 use vigie_detect::Instant;
 
 use super::{
-    NatChange, NatEndpoint, NatError, NatFlow, NatTimeouts, NatTuple, NatUsage,
+    NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFlow, NatTimeouts, NatTuple, NatUsage,
     mapping::{Mappings, PoolKey},
     pool::{PortPool, Standing},
     saved::SavedFlow,
@@ -75,6 +75,7 @@ struct NatEntry {
     host: IpAddr,
     /// The mappings of its source and of its destination.
     mappings: [Option<usize>; 2],
+    began: Instant,
     last_used: Instant,
     phase: Phase,
     tcp: TcpSides,
@@ -193,6 +194,10 @@ pub(super) struct NatState {
     expiries: BinaryHeap<Reverse<(Instant, u64, usize)>>,
     next_ticket: u64,
     log: ChangeLog<NatChange>,
+    /// Events that were not taken yet; `None` if nobody takes them.
+    events: Option<Vec<NatEvent>>,
+    /// The ends that are published, and the flows begun to them.
+    reserved: BTreeMap<(u8, NatEndpoint), u64>,
     version: u64,
     limits: NatLimits,
     evicted: u64,
@@ -201,7 +206,7 @@ pub(super) struct NatState {
 }
 
 impl NatState {
-    pub(super) fn new(limits: NatLimits, seed: u64) -> Self {
+    pub(super) fn new(limits: NatLimits, seed: u64, is_observed: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
         let keyed = KeyedHashBuilder(rng.u64(..), rng.u64(..));
         Self {
@@ -212,6 +217,8 @@ impl NatState {
             expiries: BinaryHeap::new(),
             next_ticket: 0,
             log: ChangeLog::new(),
+            events: is_observed.then(Vec::new),
+            reserved: BTreeMap::new(),
             version: 0,
             limits,
             evicted: 0,
@@ -281,13 +288,19 @@ impl NatState {
 
         // The expiry queue may not have come to this flow yet.
         if entry.expires_at(&self.limits.timeouts) <= now {
-            self.remove(slot);
+            self.expire_one(slot, now);
             return None;
         }
 
         let before = entry.standing();
+        let was_closing = entry.phase == Phase::Closing;
         let is_sooner = entry.note_packet(translation.is_reply, tcp, is_old, now);
         let after = entry.standing();
+        if was_closing && entry.phase == Phase::Opening {
+            let (flow, began) = (entry.flow, std::mem::replace(&mut entry.began, now));
+            self.note(NatEvent::Ended { flow, duration: now - began, end: NatEnd::Replaced });
+            self.note(NatEvent::Began(flow));
+        }
         if before != after {
             self.set_standing(slot, Some(before), Some(after));
         }
@@ -360,6 +373,7 @@ impl NatState {
             pool,
             host,
             mappings,
+            began: now,
             last_used: now,
             phase: Phase::Opening,
             tcp: TcpSides::default(),
@@ -368,7 +382,12 @@ impl NatState {
         };
         // It is not in the expiry queue yet, so there is no entry to compare with.
         let _ = entry.note_packet(false, tcp, false, now);
-        self.add(entry).map(|()| translated)
+        self.add(entry)?;
+        if let Some(count) = self.reserved.get_mut(&(protocol, original.destination)) {
+            *count += 1;
+        }
+        self.note(NatEvent::Began(NatFlow { original, translated }));
+        Ok(translated)
     }
 
     /// Returns all flows as they are saved.
@@ -432,6 +451,7 @@ impl NatState {
             pool,
             host,
             mappings,
+            began: now,
             last_used: now - idle,
             phase,
             tcp: TcpSides::default(),
@@ -457,13 +477,13 @@ impl NatState {
         let share = self.pool(pool).hosts.get(&host);
         if let Some(share) = share.filter(|share| share.flows >= max) {
             let victim = share.victim();
-            self.evict(victim.ok_or(NatError::Host { host, max })?);
+            self.evict(victim.ok_or(NatError::Host { host, max })?, now);
         }
 
         if self.entries.len() >= self.limits.flows_max && self.expire(now, usize::MAX) == 0 {
             let victims = self.pools.values().filter_map(|pool| pool.victim(|host| host.flows));
             let victim = victims.max().map(|(_, slot)| slot);
-            self.evict(victim.ok_or(NatError::Full { max: self.limits.flows_max })?);
+            self.evict(victim.ok_or(NatError::Full { max: self.limits.flows_max })?, now);
         }
         Ok(())
     }
@@ -494,20 +514,51 @@ impl NatState {
             // The first attempt removes all expired flows, so the later ones need not look for them.
             if attempt > 0 || self.expire(now, usize::MAX) == 0 {
                 let error = if has_all { NatError::Host { host, max } } else { error };
-                self.evict(victim.ok_or(error)?);
+                self.evict(victim.ok_or(error)?, now);
             }
         }
         Err(error)
     }
 
-    fn evict(&mut self, slot: usize) {
+    fn evict(&mut self, slot: usize, now: Instant) {
         self.evicted += 1;
+        self.end(slot, NatEnd::Evicted, now);
+    }
+
+    fn expire_one(&mut self, slot: usize, now: Instant) {
+        let is_closing = self.entries.get(slot).is_some_and(|one| one.phase == Phase::Closing);
+        self.end(slot, if is_closing { NatEnd::Closed } else { NatEnd::TimedOut }, now);
+    }
+
+    fn end(&mut self, slot: usize, end: NatEnd, now: Instant) {
+        if let Some(entry) = self.entries.get(slot) {
+            let (flow, duration) = (entry.flow, now - entry.began);
+            self.note(NatEvent::Ended { flow, duration, end });
+        }
         self.remove(slot);
+    }
+
+    fn note(&mut self, event: NatEvent) {
+        if let Some(events) = &mut self.events {
+            events.push(event);
+        }
+    }
+
+    /// Calls a function with each event since the last call.
+    pub(super) fn take_events(&mut self, each: impl Fn(&NatEvent)) {
+        if let Some(events) = &mut self.events {
+            events.drain(..).for_each(|event| each(&event));
+        }
+    }
+
+    pub(super) fn reserved(&self) -> Vec<((u8, NatEndpoint), u64)> {
+        self.reserved.iter().map(|(end, count)| (*end, *count)).collect()
     }
 
     /// Takes a port out of those for mappings.
     pub(super) fn reserve(&mut self, protocol: u8, external: NatEndpoint) {
         self.pool((external.address, protocol)).reserve(external.port);
+        self.reserved.entry((protocol, external)).or_insert(0);
     }
 
     fn pool(&mut self, key: PoolKey) -> &mut PortPool {
@@ -608,7 +659,7 @@ impl NatState {
                 continue;
             };
             if entry.expires_at(&self.limits.timeouts) <= now {
-                self.remove(number);
+                self.expire_one(number, now);
                 ended += 1;
             } else {
                 // It was used since.

@@ -525,3 +525,55 @@ fn a_wrong_age_keeps_no_flow_for_longer() {
         }
     }
 }
+
+/// Goal: each flow's beginning and end is observed once, with the reason, and flows to a reserved end are counted. Method: one flow of each
+/// fate: a time-out, a reset, a second connection from the same port, an eviction, and one that comes to a published port.
+#[test]
+fn beginnings_and_ends_are_observed() {
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let into = std::sync::Arc::clone(&seen);
+    let observe = move |event: &NatEvent| into.lock().unwrap().push(*event);
+    let table = NatTable::builder().flows_max(2).host_percent(100).seed(3).observe(observe).build();
+    let take = || std::mem::take(&mut *seen.lock().unwrap());
+    let ends = || {
+        let events = take().into_iter();
+        events
+            .map(|event| match event {
+                NatEvent::Began(_) => "began".to_owned(),
+                NatEvent::Ended { end, duration, .. } => format!("{end} {}", duration.as_secs()),
+            })
+            .collect::<Vec<_>>()
+    };
+    let at = |seconds| START + Duration::from_secs(seconds);
+
+    let udp = tuple(UDP, end(2, 5), peer(1, 53));
+    let becomes = open(&table, udp, at(0)).unwrap();
+    assert_eq!(take(), [NatEvent::Began(NatFlow::new(udp, becomes))]);
+    assert!(table.translate(&udp, None, at(400)).is_none());
+    assert_eq!(ends(), ["timed_out 400"]);
+
+    let tcp = tuple(TCP, end(2, 6), peer(1, 80));
+    let becomes = open(&table, tcp, at(400)).unwrap();
+    let reset = |now| {
+        let [ack, reset] =
+            [TcpFlags::ACK, TcpFlags::RST].map(|flags| TcpProgress::new(flags, 2, 2, 1000));
+        table.translate(&becomes.reversed(), Some(&ack), now).is_some()
+            && table.translate(&tcp, Some(&reset), now).is_some()
+    };
+    assert!(reset(at(401)));
+    assert!(table.translate(&tcp, Some(&syn()), at(402)).is_some());
+    assert_eq!(ends(), ["began", "replaced 2", "began"]);
+    assert!(reset(at(403)));
+    assert_eq!(table.expire(at(1000)), 1);
+    assert_eq!(ends(), ["closed 598"]);
+
+    let published = NatEndpoint::new(EXTERNAL, 80);
+    table.reserve(TCP, published);
+    let to_it = tuple(TCP, peer(1, 9), published);
+    table.open(to_it, (None, Some(end(3, 8080))), Some(&syn()), at(1000)).unwrap();
+    assert_eq!(table.reserved(), [((TCP, published), 1)]);
+    for port in [7, 8] {
+        open(&table, tuple(UDP, end(2, port), peer(1, 53)), at(1001)).unwrap();
+    }
+    assert_eq!(ends(), ["began", "began", "evicted 1", "began"]);
+}

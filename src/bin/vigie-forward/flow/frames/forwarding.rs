@@ -18,7 +18,8 @@ use super::{
     stages::{Guard, Router, SegmentLimit, Translator},
 };
 use crate::{
-    config::{FlowKind, Nat, TransportProtocol},
+    access_log,
+    config::{FlowKind, LogChoice, Nat, TransportProtocol},
     flow::FlowError,
 };
 
@@ -44,7 +45,7 @@ const LOW_PORTS: (u16, u16) = (600, 1023);
 
 /// Derives the processing from a flow's configuration.
 pub(super) fn forwarding_of(
-    kind: &FlowKind,
+    (name, kind): (&str, &FlowKind),
     flow_interfaces: &[FlowInterface],
     public: Option<PublicSide>,
 ) -> Result<Forwarding, FlowError> {
@@ -59,6 +60,14 @@ pub(super) fn forwarding_of(
             if !public.is_own {
                 // Programs of this host may take one at any time (`bindresvport`).
                 table = table.low_ports(LOW_PORTS.0, LOW_PORTS.1);
+            }
+            if nat.log != LogChoice::Off {
+                let (flow, has_remote) = (Arc::from(name), nat.log == LogChoice::Each);
+                table = table.observe(move |event| {
+                    if let Some(kind) = access_log::translation(event, has_remote) {
+                        access_log::offer(&flow, kind);
+                    }
+                });
             }
             let table = table
                 .ports(public.ports.first, public.ports.last)

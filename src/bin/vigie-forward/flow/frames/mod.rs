@@ -23,6 +23,7 @@ mod running;
 mod stages;
 mod state_file;
 mod tables;
+mod translations;
 
 use std::{io, net::IpAddr, rc::Rc, sync::Arc, time::Duration};
 
@@ -36,7 +37,7 @@ use vigie::{
         icmp::IcmpErrorSender,
         packet::Port,
         pipeline::{OnFull, Pipeline, Stage},
-        tables::{Fib, NatEndpoint, NatFlow, NatTable, Prefix},
+        tables::{Fib, NatEndpoint, NatFlow, Prefix},
     },
     spawn_local,
     via::link::{BackEnd, EtherType, Link, LinkBuilder, LinkEvent, OpenError},
@@ -52,6 +53,7 @@ use self::{
     running::FramesFlow,
     state_file::StateFile,
     tables::Tables,
+    translations::Translations,
 };
 use super::{FlowError, FlowStart, Prepared, Running, StartContext};
 use crate::{
@@ -86,7 +88,7 @@ struct PreparedFrames {
     /// True if packets are routed.
     routes: bool,
     table: u32,
-    nat: Option<NatTable>,
+    nat: Option<Translations>,
     own_address: Option<OwnAddress>,
     address_watch: Option<AddressWatch>,
     inside: Vec<Prefix>,
@@ -112,7 +114,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let fib = Fib::default();
     let questions = Arc::new(Questions::new());
     let taker = FlowTaker::default();
-    let work = forwarding_of(&flow.kind, &flow_interfaces, public_side)?;
+    let work = forwarding_of((&flow.name, &flow.kind), &flow_interfaces, public_side)?;
     let state_file = state_file(&flow.name, &work)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {
@@ -146,7 +148,8 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &names))?;
     let (nat, address_watch, inside) = match work {
         Forwarding::Translate { table, nat, public, inside, .. } => {
-            (Some(table), Some(AddressWatch::new(public, nat.outside)), inside)
+            let translations = Translations { table, log: nat.log, publish: nat.publish };
+            (Some(translations), Some(AddressWatch::new(public, nat.outside)), inside)
         }
         Forwarding::Wire | Forwarding::Route => (None, None, Vec::new()),
     };

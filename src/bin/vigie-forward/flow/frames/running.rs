@@ -9,7 +9,7 @@ use vigie::{
         host::{AsyncForwarder, Forwarder},
         packet::Port,
         pipeline::DropReason,
-        tables::{CounterSnapshot, NatTable, Prefix, Traffic, TrafficCounters},
+        tables::{CounterSnapshot, Prefix, Traffic, TrafficCounters},
     },
     spawn_blocking,
     via::link::merges_packets,
@@ -23,6 +23,7 @@ use super::{
     stages::LEFT_TO_KERNEL,
     state_file::StateFile,
     tables::Tables,
+    translations::Translations,
 };
 use crate::{
     cli::FlowSide,
@@ -47,7 +48,7 @@ pub(super) struct FramesFlow {
     pub(super) program: Option<FrameProgram>,
     /// True if it follows the kernel's routes.
     pub(super) routes: bool,
-    pub(super) nat: Option<NatTable>,
+    pub(super) nat: Option<Translations>,
     /// The public address, if this host has it itself.
     pub(super) own_address: Option<OwnAddress>,
     pub(super) address_watch: Option<AddressWatch>,
@@ -217,13 +218,7 @@ impl Running for FramesFlow {
         let dropped = dropped.map(|(_, count)| *count).sum();
         counters.insert("received_packets".to_owned(), received);
         if let Some(nat) = &self.nat {
-            let usage = nat.usage();
-            let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-            counters.insert("translations".to_owned(), count(usage.flows));
-            counters.insert("translations: ports in use".to_owned(), count(usage.ports));
-            counters.insert("translations: percent full".to_owned(), count(usage.percent()));
-            counters.insert("translations: ended for others".to_owned(), usage.evicted);
-            counters.insert("translations: refused".to_owned(), usage.refused);
+            nat.count(&mut counters);
         }
         let place = self.program.as_ref().filter(|program| program.is_attached());
         let place = place.and_then(FrameProgram::mode).map(|mode| mode_name(mode).to_owned());
@@ -245,7 +240,7 @@ impl Running for FramesFlow {
     }
 
     fn tick(&mut self, cache: Option<&NetlinkCache>, now: Instant) {
-        if let Some(nat) = &self.nat {
+        if let Some(Translations { table: nat, .. }) = &self.nat {
             nat.expire(now);
             if let Some(state_file) = &mut self.state_file {
                 state_file.tick(nat, now);
@@ -297,9 +292,14 @@ impl Running for FramesFlow {
         // Counts that arrive while this runs are not shown.
         let last = self.report();
         // Now, since a flow with other settings may begin with it at once.
-        if let (Some(state_file), Some(nat)) = (self.state_file.take(), &self.nat) {
-            state_file.end(nat);
-        }
+        let logged = match (self.state_file.take(), &self.nat) {
+            (Some(state_file), Some(nat)) => {
+                state_file.end(&nat.table);
+                None
+            }
+            (None, Some(nat)) => nat.log_end(&self.head.name),
+            (_, None) => None,
+        };
         let ended = Box::pin(async move {
             // First the program: its packets are then still forwarded by the host.
             let program = self.program.take();
@@ -315,6 +315,9 @@ impl Running for FramesFlow {
             let thread = self.thread.take();
             let _ = spawn_blocking(move || drop(thread)).await;
             drop(self.claims);
+            if let Some(logged) = logged {
+                let _ = logged.await;
+            }
             Drained::default()
         });
         Draining { report: Box::new(move || last.clone()), ended }
