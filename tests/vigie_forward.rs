@@ -14,6 +14,8 @@ mod hops;
 mod instance;
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
+#[path = "vigie_forward/logging.rs"]
+mod logging;
 #[path = "vigie_forward/metrics.rs"]
 mod metrics;
 #[path = "vigie_forward/names.rs"]

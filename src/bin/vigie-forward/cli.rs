@@ -182,7 +182,7 @@ returns or an address changes (with --drop-all-rights: these too).
 Times have a unit: 250ms, 10s, 5m, 1h 30m.
 
 Signals: on SIGTERM or SIGINT, no new connections are accepted, and open ones may continue for --drain; a second \
-signal ends the process at once. On SIGHUP, `run` reads its file again; unchanged flows continue. A new process with \
+signal ends the process at once. On SIGHUP, `run` reads its file again; unchanged flows continue; --log-file is opened again. A new process with \
 --takeover takes the place of one that runs, without refusing a client. Nothing stays attached to an interface, \
 however the process ends.
 

@@ -24,7 +24,7 @@ static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 /// Writes a line to the log.
 pub(crate) fn log(what: impl AsRef<str>) {
     let what = what.as_ref();
-    // `eprintln!` would panic once nobody reads standard error.
+    // `eprintln!` would panic once standard error is a closed pipe.
     let _ = writeln!(io::stderr(), "vigie-forward: {what}");
     keep(what);
 }

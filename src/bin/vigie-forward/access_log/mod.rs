@@ -76,6 +76,14 @@ struct LogState {
 }
 
 impl LogState {
+    /// Goes on with another file, if there is one.
+    fn adopt_next(&self, writer: &mut LineWriter<Output>) {
+        if let Some(next) = self.next.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let cut = writer.replace(next);
+            self.lost.fetch_add(cut, Ordering::Relaxed);
+        }
+    }
+
     fn set_trouble(&self, error: Option<&io::Error>) {
         let text = error.map(io::Error::to_string);
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = text;
@@ -210,10 +218,7 @@ pub(crate) fn finish() -> Option<String> {
 /// The thread: writes entries until the process ends.
 fn write_all(state: &LogState, entries: &Receiver<Entry>, mut writer: LineWriter<Output>) {
     loop {
-        if let Some(next) = state.next.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            let cut = writer.replace(next);
-            state.lost.fetch_add(cut, Ordering::Relaxed);
-        }
+        state.adopt_next(&mut writer);
         // Acquire: entries that were offered before the end are seen below.
         let is_finishing = state.is_finishing.load(Ordering::Acquire);
         if writer.is_empty() {
@@ -230,6 +235,8 @@ fn write_all(state: &LogState, entries: &Receiver<Entry>, mut writer: LineWriter
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
             }
         }
+        // What was offered after SIGHUP belongs into the new file.
+        state.adopt_next(&mut writer);
         let flushed = writer.flush();
         state.written.fetch_add(writer.take_written(), Ordering::Relaxed);
         state.set_trouble(flushed.as_ref().err());

@@ -80,7 +80,7 @@ impl Write for Output {
     }
 }
 
-/// An output whose length tells whether somebody else has cut it.
+/// An output whose length tells whether another process has cut it.
 pub(super) trait Measured {
     /// Returns its length in bytes, if it has one.
     fn length_bytes(&self) -> Option<u64>;
@@ -133,7 +133,7 @@ impl<W: Write + Measured> LineWriter<W> {
         if let (true, Some(before)) = (self.done > 0, self.length_bytes)
             && self.output.length_bytes() < Some(before)
         {
-            // Somebody has emptied the file to make room, and the line's first part is gone: it begins again.
+            // Another process has emptied the file to make room, and the line's first part is gone: it begins again.
             self.done = 0;
         }
         loop {

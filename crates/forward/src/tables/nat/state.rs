@@ -194,7 +194,7 @@ pub(super) struct NatState {
     expiries: BinaryHeap<Reverse<(Instant, u64, usize)>>,
     next_ticket: u64,
     log: ChangeLog<NatChange>,
-    /// Events that were not taken yet; `None` if nobody takes them.
+    /// Events that were not taken yet; `None` without an observer.
     events: Option<Vec<NatEvent>>,
     /// The ends that are published, and the flows begun to them.
     reserved: BTreeMap<(u8, NatEndpoint), u64>,

@@ -530,8 +530,8 @@ fn a_wrong_age_keeps_no_flow_for_longer() {
 /// fate: a time-out, a reset, a second connection from the same port, an eviction, and one that comes to a published port.
 #[test]
 fn beginnings_and_ends_are_observed() {
-    let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-    let into = std::sync::Arc::clone(&seen);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let into = Arc::clone(&seen);
     let observe = move |event: &NatEvent| into.lock().unwrap().push(*event);
     let table = NatTable::builder().flows_max(2).host_percent(100).seed(3).observe(observe).build();
     let take = || std::mem::take(&mut *seen.lock().unwrap());
@@ -572,8 +572,8 @@ fn beginnings_and_ends_are_observed() {
     let to_it = tuple(TCP, peer(1, 9), published);
     table.open(to_it, (None, Some(end(3, 8080))), Some(&syn()), at(1000)).unwrap();
     assert_eq!(table.reserved(), [((TCP, published), 1)]);
-    for port in [7, 8] {
-        open(&table, tuple(UDP, end(2, port), peer(1, 53)), at(1001)).unwrap();
+    for (port, second) in [(7, 1001), (8, 1003)] {
+        open(&table, tuple(UDP, end(2, port), peer(1, 53)), at(second)).unwrap();
     }
-    assert_eq!(ends(), ["began", "began", "evicted 1", "began"]);
+    assert_eq!(ends(), ["began", "began", "evicted 2", "began"]);
 }

@@ -57,6 +57,8 @@ fn report(flows: Vec<FlowReport>) -> InstanceReport {
         rights: Vec::new(),
         flows,
         routes: Some(RoutesReport { routes: 3, neighbours: 2, asked_again: 1, unreadable: 0 }),
+        log_lines_written: Some(31),
+        log_lines_lost: Some(32),
         journal: Vec::new(),
     }
 }
@@ -98,6 +100,7 @@ fn every_counter_is_a_sample() {
             ("translations", 16),
             ("translations: percent full", 17),
             ("translations: refused", 18),
+            ("rule: publish tcp:80=10.0.0.2:8080", 20),
         ],
     );
     let text = text(&report(vec![relay, router, flow("dns", &[("dropped", 19)])]));
@@ -124,6 +127,12 @@ fn every_counter_is_a_sample() {
         ),
         ("vigie_forward_uptime_seconds", 61.0),
         ("vigie_forward_routes", 3.0),
+        (
+            "vigie_forward_rule_hits_total{flow=\"router\",action=\"publish\",match=\"tcp:80=10.0.0.2:8080\"}",
+            20.0,
+        ),
+        ("vigie_forward_log_lines_written_total", 31.0),
+        ("vigie_forward_log_lines_lost_total", 32.0),
     ] {
         assert_eq!(samples.get(sample), Some(&value), "{sample} in\n{text}");
     }
