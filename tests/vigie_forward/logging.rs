@@ -52,7 +52,7 @@ fn line_of(path: &Path, flow: &str, end: &str) -> Value {
 
 /// Returns the configuration of relays that log, each with a name, its ends and further settings.
 fn relays(log: &Path, flows: &[(&str, &str, String, &str)]) -> String {
-    let mut text = format!("[process]\nlog_file = '{}'\n", log.display());
+    let mut text = format!("[process]\ndrain = '100ms'\nlog_file = '{}'\n", log.display());
     for (name, listen, to, settings) in flows {
         text += &format!(
             "[[relay]]\nname = '{name}'\nlisten = '{listen}'\nto = '{to}'\nlog = 'each'\n{settings}\n"
@@ -170,7 +170,7 @@ fn each_connection_has_a_line() {
     until("the connection", || (counter(&stats, "plain", "active") == 1).then_some(()));
     relay.signal(Signal::INT);
     drop((last, relay.wait()));
-    line_of(&log, "plain", "finished");
+    line_of(&log, "plain", "cut");
 }
 
 /// Sends datagrams, each of which a relay refuses and so logs, until lines are lost.

@@ -516,7 +516,7 @@ mod tests {
                 &["line 1", "`timeout`"],
             ),
             (format!("{relay}check = {{ rise = 0 }}\n"), &["line 1", "`rise`"]),
-            (format!("{relay}log = true\n"), &["line 4", "`each`"]),
+            (format!("{relay}log = 'all'\n"), &["line 4", "`all`", "`each`"]),
             (format!("{relay}log = 'sources'\n"), &["line 1", "`log`", "\"each\""]),
             (format!("[process]\nlog_file = 'log'\n{relay}"), &["line 2", "./forward.log"]),
             (format!("[process]\nlog_file = '/log'\n{relay}"), &["`log_file`", "log = \"each\""]),
