@@ -2,6 +2,7 @@
 
 use std::io;
 
+pub use crate::shm::loom_exports::{ModelVi, connected_vis};
 use crate::shm::sleep;
 
 /// A sleep word of a model.

@@ -9,11 +9,11 @@
 
 #![expect(unsafe_code, reason = "copies through raw pointers, and a hint to the processor")]
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::CACHE_LINE;
+use crate::sync::{Ordering, SharedWord};
 
 /// Shorter copies are over before a prefetched line arrives, in bytes.
 const AHEAD_MIN_BYTES: usize = 2 * AHEAD_BYTES;
@@ -25,6 +25,7 @@ const AHEAD_BYTES: usize = 1024;
 const STRING_MIN_BYTES: usize = 4096;
 
 /// The shortest copy by moves of whole lines, in bytes. A line alone is not worth the instruction that ends them.
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 const WIDE_MIN_BYTES: usize = 2 * CACHE_LINE;
 
 /// Prefetches a cache line for writing. Any address is allowed.
@@ -89,7 +90,7 @@ pub(crate) fn is_string_copy(length: usize) -> bool {
 
 /// Returns whether `rep movsb` takes less time here than a loop that claims lines ahead. Measured: half of it on Zen 5, no less on Sapphire
 /// Rapids. Hence AMD's processors that say that it is fast.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 #[inline(never)]
 fn has_fast_string_copy() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
@@ -103,13 +104,13 @@ fn has_fast_string_copy() -> bool {
     })
 }
 
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
 const fn has_fast_string_copy() -> bool {
     false
 }
 
 /// Returns whether a line can be copied by one load and one store.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 #[inline]
 fn has_wide_moves() -> bool {
     std::is_x86_feature_detected!("avx512f")
@@ -121,7 +122,7 @@ fn has_wide_moves() -> bool {
 /// As [`copy_out`], or as [`copy_in`].
 #[inline]
 unsafe fn copy_string(from: *const u8, to: *mut u8, length: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
     // SAFETY: readable and writable, as the caller ensures; the direction flag is clear outside of such blocks.
     unsafe {
         std::arch::asm!(
@@ -132,7 +133,7 @@ unsafe fn copy_string(from: *const u8, to: *mut u8, length: usize) {
             options(nostack, preserves_flags)
         );
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
     {
         let _ = (from, to, length);
         unreachable!("invariant: this processor has no such instruction");
@@ -146,14 +147,14 @@ unsafe fn copy_string(from: *const u8, to: *mut u8, length: usize) {
 #[inline]
 unsafe fn word(place: *const u8) -> u64 {
     // SAFETY: aligned and readable; it is only loaded, so it may be mapped for reading only.
-    unsafe { AtomicU64::from_ptr(place.cast_mut().cast()) }.load(Ordering::Relaxed)
+    unsafe { &*place.cast::<SharedWord>() }.load(Ordering::Relaxed)
 }
 
 /// As [`copy_lines`], by one load and one store for each.
 ///
 /// # Safety
 /// As [`copy_lines`]; the processor [`has_wide_moves`].
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 #[inline]
 unsafe fn copy_lines_wide(from: *const u8, to: *mut u8, length: usize) -> usize {
     let mut done = 0;
@@ -193,12 +194,12 @@ unsafe fn copy_lines_wide(from: *const u8, to: *mut u8, length: usize) -> usize 
 #[inline]
 unsafe fn copy_lines(from: *const u8, to: *mut u8, length: usize) -> usize {
     let mut done = 0;
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
     if length >= WIDE_MIN_BYTES && has_wide_moves() {
         // SAFETY: the caller's duties are the same, and the processor has the instructions.
         done = unsafe { copy_lines_wide(from, to, length) };
     }
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
     while length - done >= CACHE_LINE {
         // SAFETY: a whole line is left on both sides; the compiler sees no access that could race with others.
         unsafe {
@@ -274,7 +275,7 @@ unsafe fn copy_words_in(from: *const u8, to: *mut u8, length: usize) {
         // SAFETY: a whole word is left; it need not be aligned.
         let whole = unsafe { from.wrapping_add(done).cast::<u64>().read_unaligned() };
         // SAFETY: aligned and writable.
-        let place = unsafe { AtomicU64::from_ptr(to.wrapping_add(done).cast()) };
+        let place = unsafe { &*to.wrapping_add(done).cast::<SharedWord>() };
         place.store(whole, Ordering::Relaxed);
         done += WORD;
     }
@@ -293,7 +294,7 @@ unsafe fn copy_part_in(from: *const u8, to: *mut u8, length: usize) {
         let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
         // SAFETY: inside what the caller passes.
         let byte = unsafe { from.read() };
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
         // SAFETY: writable; the compiler sees no access that could race with others.
         unsafe {
             std::arch::asm!(
@@ -303,11 +304,11 @@ unsafe fn copy_part_in(from: *const u8, to: *mut u8, length: usize) {
                 options(nostack, preserves_flags)
             );
         }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
         {
             let skipped = to.addr() % WORD;
             // SAFETY: the word that the byte is part of is inside the memory.
-            let place = unsafe { AtomicU64::from_ptr(to.wrapping_sub(skipped).cast()) };
+            let place = unsafe { &*to.wrapping_sub(skipped).cast::<SharedWord>() };
             let with_byte = |word: u64| {
                 let mut bytes = word.to_ne_bytes();
                 bytes[skipped] = byte;
@@ -374,7 +375,7 @@ mod tests {
             for (is_wide, skip) in [(false, 0), (false, 9), (true, 0), (true, 9)] {
                 let mut target = vec![255; 1000];
                 let (from, to) = (source[skip..].as_ptr(), target[skip..].as_mut_ptr());
-                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
                 if is_wide && has_wide_moves() {
                     // SAFETY: both have room, and nothing else reads or writes them.
                     let done = unsafe { copy_lines_wide(from, to, length) };

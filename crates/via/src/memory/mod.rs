@@ -25,6 +25,7 @@ use thiserror::Error;
 #[cfg(feature = "message")]
 pub(crate) use self::copy::is_string_copy;
 use self::copy::{copy_in, copy_out, prefetch_line_to_write};
+use crate::sync::SharedWord;
 
 /// A cache line, in bytes: the unit that processors exchange. Allocations begin at one.
 pub const CACHE_LINE: usize = 64;
@@ -105,7 +106,10 @@ impl Memory {
         let base = unsafe { alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or_else(out_of_memory)?;
         let owner = MemoryOwner::Heap(layout);
-        Ok(Self { bytes: Arc::new(Bytes { base, length, is_writable: true, owner }) })
+        let memory = Self { bytes: Arc::new(Bytes { base, length, is_writable: true, owner }) };
+        #[cfg(loom)]
+        memory.make_words();
+        Ok(memory)
     }
 
     /// Maps the first `length` bytes of a file, shared with every other process that maps it. The caller must
@@ -126,6 +130,18 @@ impl Memory {
         let base = NonNull::new(base.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let owner = MemoryOwner::Mapping;
         Ok(Self { bytes: Arc::new(Bytes { base, length, is_writable, owner }) })
+    }
+
+    /// Makes each whole word of new memory one of loom's atomics, which lie in the memory itself: all mappings of a file share them.
+    #[cfg(loom)]
+    pub(crate) fn make_words(&self) {
+        const { assert!(size_of::<SharedWord>() == size_of::<u64>(), "loom's words fit") };
+        for offset in (0..self.len() / 8 * 8).step_by(8) {
+            // SAFETY: inside the allocation, as was just checked.
+            let word = unsafe { self.bytes.base.add(offset) }.cast::<SharedWord>();
+            // SAFETY: in bounds, aligned as for `word`, and no other thread has the memory yet.
+            unsafe { word.write(SharedWord::new(0)) };
+        }
     }
 
     /// Returns the size in bytes.
@@ -387,17 +403,17 @@ impl Memory {
     /// # Errors
     /// [`OutOfBounds`], also if `offset` is not a multiple of 8.
     #[inline]
-    pub(crate) fn line(&self, offset: u64) -> Result<&[AtomicU64; CACHE_LINE / 8], OutOfBounds> {
+    pub(crate) fn line(&self, offset: u64) -> Result<&[SharedWord; CACHE_LINE / 8], OutOfBounds> {
         let line = self.at(offset, CACHE_LINE)?.cast_const();
         if !offset.is_multiple_of(8) {
             return Err(out_of_bounds(offset, CACHE_LINE, self.bytes.length));
         }
         // SAFETY: in bounds, aligned as for `word`, and alive as long as `self`; atomics allow concurrent writers.
-        Ok(unsafe { &*line.cast::<[AtomicU64; CACHE_LINE / 8]>() })
+        Ok(unsafe { &*line.cast::<[SharedWord; CACHE_LINE / 8]>() })
     }
 
     #[inline]
-    fn word(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
+    fn word(&self, offset: u64) -> Result<&SharedWord, OutOfBounds> {
         let word = self.at(offset, 8)?;
         if !offset.is_multiple_of(8) {
             return Err(out_of_bounds(offset, 8, self.bytes.length));
@@ -405,7 +421,7 @@ impl Memory {
         // SAFETY: in bounds, aligned to 8 since the base is aligned to a cache line or a page, and alive as
         // long as `self`. An atomic allows concurrent writers; a mapping that is for reading only is only
         // loaded from.
-        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
+        Ok(unsafe { &*word.cast::<SharedWord>() })
     }
 
     /// Prefetches the cache line at `offset` for reading. Does nothing outside the memory.

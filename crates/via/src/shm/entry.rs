@@ -15,8 +15,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::{CHUNK_MAX_BYTES, STAGING_BYTES, TRANSFER_MAX_BYTES};
-use crate::vi::{
-    CACHE_LINE, HEAD_BYTES, HeadedBody, RemoteKey, SHORT_BODY_MAX, ShortBody, headed::partial_word,
+use crate::{
+    sync::SharedWord,
+    vi::{
+        CACHE_LINE, HEAD_BYTES, HeadedBody, RemoteKey, SHORT_BODY_MAX, ShortBody,
+        headed::partial_word,
+    },
 };
 
 /// The most bytes of data inside an entry.
@@ -243,7 +247,7 @@ pub(super) struct HeadedEntry {
 
 /// Returns the headed write of an entry, if it is one.
 #[inline(always)]
-pub(super) fn headed_write_of(line: &[AtomicU64; LINE_WORDS], first: u64) -> Option<HeadedEntry> {
+pub(super) fn headed_write_of(line: &[SharedWord; LINE_WORDS], first: u64) -> Option<HeadedEntry> {
     let [_, _, _, _, kind, length, high, higher] = first.to_ne_bytes();
     // Each word is loaded once: the peer may write others meanwhile.
     let load = |index: usize| line[index].load(Ordering::Relaxed);

@@ -19,8 +19,8 @@
 /// The version of the layout, the entries and the packets. NICs of different versions do not connect.
 pub(super) const VERSION: u16 = 2;
 
-/// The number of entries of a ring.
-pub(super) const ENTRY_COUNT: u64 = 512;
+/// The number of entries of a ring. Models have few of everything, so that they reach the end soon.
+pub(super) const ENTRY_COUNT: u64 = if cfg!(loom) { 2 } else { 512 };
 /// The size of an entry in bytes.
 pub(super) const ENTRY_BYTES: u64 = 64;
 
@@ -33,23 +33,23 @@ pub(super) const WAKEUP_WANTED_AT: u64 = 64;
 /// The sender's word: why it closed the connection, or 0.
 pub(super) const CLOSE_REASON_AT: u64 = 72;
 /// The offset at which the entries begin.
-pub(super) const ENTRIES_AT: u64 = 4096;
+pub(super) const ENTRIES_AT: u64 = if cfg!(loom) { 128 } else { 4096 };
 /// The offset at which the staging area begins.
 pub(super) const STAGING_AT: u64 = ENTRIES_AT + ENTRY_COUNT * ENTRY_BYTES;
 /// The size of the staging area. It holds data that cannot be written directly: of sends, and for
 /// unshared memory.
-pub(super) const STAGING_BYTES: u64 = 256 * 1024;
+pub(super) const STAGING_BYTES: u64 = if cfg!(loom) { 64 } else { 256 * 1024 };
 /// The most bytes of staged data per entry, so that both sides copy concurrently.
-pub(super) const CHUNK_MAX_BYTES: u64 = 32 * 1024;
+pub(super) const CHUNK_MAX_BYTES: u64 = if cfg!(loom) { 64 } else { 32 * 1024 };
 /// The size of a ring file.
 pub(super) const RING_BYTES: u64 = STAGING_AT + STAGING_BYTES;
 
 /// The NIC's word: odd while it sleeps.
 pub(super) const SLEEP_AT: u64 = 0;
 /// The offset at which the table of live keys begins.
-pub(super) const KEYS_AT: u64 = 4096;
+pub(super) const KEYS_AT: u64 = if cfg!(loom) { 64 } else { 4096 };
 /// The size of a NIC's page. Only the used part takes memory.
-pub(super) const PAGE_BYTES: u64 = KEYS_AT + 8 * 65_536;
+pub(super) const PAGE_BYTES: u64 = KEYS_AT + 8 * if cfg!(loom) { 1 } else { 65_536 };
 
 /// The longest transfer of one descriptor.
 pub(super) const TRANSFER_MAX_BYTES: u64 = (1 << 31) - 1;

@@ -42,6 +42,8 @@ mod connecting;
 mod connection;
 mod entry;
 mod layout;
+#[cfg(loom)]
+pub(crate) mod loom_exports;
 mod nic;
 mod posted;
 mod receiver;

@@ -7,7 +7,7 @@
 //!
 //! Each end keeps its own position in private memory, and trusts nothing that the other wrote.
 
-use std::{collections::VecDeque, sync::atomic::Ordering};
+use std::collections::VecDeque;
 
 use super::{
     entry::{CacheLine, HeadedEntry, headed_write_of, numbered},
@@ -16,7 +16,10 @@ use super::{
         REFUSAL_AT, STAGING_AT, STAGING_BYTES, WAKEUP_WANTED_AT,
     },
 };
-use crate::vi::{CACHE_LINE, Memory, OutOfBounds};
+use crate::{
+    sync::Ordering,
+    vi::{CACHE_LINE, Memory, OutOfBounds},
+};
 
 /// The number of entries behind the next one at which a line is claimed. Measured: 1 gains less, and 7 nothing.
 const CLAIMED_AHEAD: u64 = 3;

@@ -29,6 +29,8 @@ const BACKLOG: u32 = 128;
 pub(super) fn make_file(length: usize, is_read_only: bool) -> io::Result<(OwnedFd, Memory)> {
     let file = local_socket::make_file("vigie-shm", length)?;
     let memory = Memory::map(file.as_fd(), length, true)?;
+    #[cfg(loom)]
+    memory.make_words();
     local_socket::seal_file(file.as_fd(), is_read_only)?;
     Ok((file, memory))
 }

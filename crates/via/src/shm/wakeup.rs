@@ -18,7 +18,6 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{Ordering, fence},
 };
 
 use super::{
@@ -28,7 +27,7 @@ use super::{
 };
 use crate::{
     slots::SlotKey,
-    sync::light_fence,
+    sync::{Ordering, fence, light_fence},
     vi::{Memory, RemoteKey},
 };
 

@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use loom::{
-    sync::{
-        Condvar, Mutex,
-        atomic::{AtomicU64, Ordering, fence},
-    },
+    sync::atomic::{AtomicU64, Ordering, fence},
     thread,
 };
 use vigie_via::loom_exports::{Notifier, SleepWord, Sleeper};
 
-use crate::fails;
+use crate::{fails, socket::Socket};
 
 /// The planted fault: the step that is left out.
 const NOTHING: u8 = 0;
@@ -54,34 +51,11 @@ impl<const FAULT: u8> SleepWord for Word<FAULT> {
     }
 }
 
-/// The socket, in the sleeper's epoll: wake-ups stay until they are taken. A sleeper that is never
-/// notified is a deadlock, which loom reports.
-struct Socket {
-    wakeups: Mutex<u64>,
-    notified: Condvar,
-}
-
-impl Socket {
-    fn ring(&self) {
-        *self.wakeups.lock().expect("not poisoned") += 1;
-        self.notified.notify_one();
-    }
-
-    /// Sleeps until there is a wake-up, and takes it.
-    fn sleep(&self) -> u64 {
-        let mut wakeups = self.wakeups.lock().expect("not poisoned");
-        while *wakeups == 0 {
-            wakeups = self.notified.wait(wakeups).expect("not poisoned");
-        }
-        std::mem::take(&mut *wakeups)
-    }
-}
-
 /// A sender publishes `count` entries one by one, and notifies if necessary; a NIC sleeps until it has
 /// found all.
 fn delivers<const FAULT: u8>(count: u64) {
     let word = Arc::new(Word::<FAULT>(AtomicU64::new(0)));
-    let socket = Arc::new(Socket { wakeups: Mutex::new(0), notified: Condvar::new() });
+    let socket = Arc::new(Socket::default());
     let published = Arc::new(AtomicU64::new(0));
     let sender = {
         let (word, socket, published) = (word.clone(), socket.clone(), published.clone());
@@ -93,7 +67,7 @@ fn delivers<const FAULT: u8>(count: u64) {
                     notifier = Notifier::default();
                 }
                 if notifier.must_notify(&*word) {
-                    socket.ring();
+                    socket.ring(1);
                 }
             }
         })
@@ -115,7 +89,7 @@ fn delivers<const FAULT: u8>(count: u64) {
         sleeper.wake_up(&*word);
     }
     sender.join().expect("no panic");
-    let left = *socket.wakeups.lock().expect("not poisoned");
+    let left = socket.wakeups();
     assert!(wakeups + left <= sleeper.sleep_count(), "more wake-ups than sleeps");
 }
 
