@@ -38,6 +38,8 @@ pub(super) const FLAG_KEY: u8 = 4;
 pub(super) const FLAG_LAST: u8 = 8;
 /// The peer has paused this side: none of the message's bytes is sent before the peer grants them.
 pub(super) const FLAG_ANNOUNCED: u8 = 16;
+/// The `id` of a message whose sender expects no answer.
+pub(super) const NO_REQUEST: u32 = u32::MAX;
 /// All flags.
 const FLAGS: u8 = 31;
 

@@ -34,6 +34,7 @@ impl<P: Provider> MessageEngine<P> {
         peer.pumps.clear();
         peer.controls.clear();
         peer.stalled.clear();
+        peer.paused.clear();
         peer.streams_in.clear();
         (peer.announcements_in, peer.announcements_out) = Default::default();
 

@@ -1,6 +1,9 @@
 //! The state that an engine keeps for one rank: the link to it, and what waits for it.
 
-use std::{collections::VecDeque, io::IoSlice};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io::IoSlice,
+};
 
 use vigie_detect::Instant;
 
@@ -74,6 +77,8 @@ pub(super) struct Peer {
     pub(super) controls: VecDeque<Control>,
     /// Sends whose owners must be told when there is credit.
     pub(super) stalled: Vec<u64>,
+    /// Sends whose next bytes wait until the peer no longer pauses this side.
+    pub(super) paused: BTreeSet<u64>,
     /// The peer told us to pause: messages are announced without their bytes.
     pub(super) is_paused: bool,
     /// The announced messages that the peer has not matched, and how many it allows.
@@ -138,6 +143,7 @@ impl Peer {
             pumps: VecDeque::new(),
             controls: VecDeque::new(),
             stalled: Vec::new(),
+            paused: BTreeSet::new(),
             is_paused: false,
             announced_out: 0,
             announced_out_max: 0,

@@ -6,7 +6,7 @@ use super::{
     MessageEngine, Payload, RequestError, RequestId, SendError, SendMode, SendState,
     envelope::{
         ENVELOPE_BYTES, Envelope, FLAG_ANNOUNCED, FLAG_KEY, FLAG_LAST, FLAG_READY,
-        FLAG_SYNCHRONOUS, FrameKind, OPENING_BYTES, Opening,
+        FLAG_SYNCHRONOUS, FrameKind, NO_REQUEST, OPENING_BYTES, Opening,
     },
     link::SendOutcome,
     payload::{SLICES_MAX, copy_range, gather, total},
@@ -18,9 +18,6 @@ use crate::{
     slots::SlotKey,
     vi::{CACHE_LINE, Provider},
 };
-
-/// The `id` of a message whose sender expects no answer.
-const NO_REQUEST: u32 = u32::MAX;
 
 /// The most completions that a poll takes.
 const BUDGET: usize = 64;
@@ -541,10 +538,13 @@ impl<P: Provider> MessageEngine<P> {
             };
             let SendPhase::Open { stream } = send.stage else { return SendOutcome::Done };
             let rank = send.peer;
-            let Some(peer) = self.peers.get(rank as usize) else { return SendOutcome::Done };
+            let Some(peer) = self.peers.get_mut(rank as usize) else { return SendOutcome::Done };
             let room = whole_lines(u64::from(peer.frame_bytes_max) - to_u64(ENVELOPE_BYTES));
             let length = send.allowed(peer.is_paused).saturating_sub(send.sent).min(room);
             if length == 0 {
+                if send.sent < send.limit {
+                    peer.paused.insert(key);
+                }
                 return SendOutcome::Done;
             }
 
@@ -649,11 +649,9 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Resumes the messages that had no grant while the peer had paused this side.
     pub(super) fn resume_sends(&mut self, rank: u32) {
-        for key in self.requests.keys().collect::<Vec<_>>() {
-            if matches!(self.requests.get(key), Some(RequestEntry::Send(send)) if send.peer == rank)
-            {
-                self.start_pump(key);
-            }
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        for key in std::mem::take(&mut peer.paused) {
+            self.start_pump(key);
         }
     }
 

@@ -129,8 +129,8 @@ fn a_poll_takes_in_what_has_come() {
     assert_eq!((pair.engine(0).kept(), pair.engine(1).kept()), (0, 0));
 }
 
-/// Goal: messages that the peer had paused continue when it resumes, as far as they may without a receive.
-/// Method: pause a message in its middle, give credit, and resume.
+/// Goal: messages that the peer had paused continue when it resumes, as far as they may without a receive, and no others are
+/// considered. Method: pause a message in its middle, announce others, give credit, and resume.
 #[test]
 fn paused_messages_go_on() {
     let mut pair = Pair::new(EngineConfig { staging_frames: 16, ..small() });
@@ -144,12 +144,19 @@ fn paused_messages_go_on() {
     let now = pair.network.now();
     while pair.engine(0).progress(now) {}
     assert_eq!(pair.request(id).sent, 896);
+    for tag in 0..5 {
+        pair.begin(tag, SendMode::Synchronous, 10);
+    }
+    pair.serve(1);
+    while pair.engine(0).progress(now) {}
+    assert_eq!((pair.engine(0).kept(), &pair.engine(0).peers[1].paused), (6, &[id.0].into()));
     assert!(!pair.engine(0).peers[1].is_clear());
     assert_eq!(pair.engine(0).control(1, Control::Resume), Ok(()));
     assert_eq!(pair.request(id).sent, 2048, "its window");
+    assert!(pair.engine(0).peers[1].paused.is_empty());
     assert!(pair.engine(0).peers[1].is_clear());
     pair.travel(0);
-    assert_eq!(pair.take(1), 3, "data alone");
+    assert_eq!(pair.take(1), 5 + 3, "the others, and data alone");
 }
 
 /// Goal: only its receiver can report what became of a message, and only once. Method: each answer from
