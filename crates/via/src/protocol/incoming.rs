@@ -379,7 +379,7 @@ impl<P: Provider> MessageEngine<P> {
         message: IncomingMessage,
         taker: Option<u64>,
     ) -> Result<u64, &'static str> {
-        let (label, flags) = (message.label, message.flags);
+        let (label, flags, sender) = (message.label, message.flags, message.sender.index());
         let key = self.messages.insert(message);
         if let Some(request) = taker {
             self.matched(key, request);
@@ -387,7 +387,7 @@ impl<P: Provider> MessageEngine<P> {
             return Ok(key);
         }
 
-        let node = self.unexpected.insert(label, Unexpected::Begun(key));
+        let node = self.unexpected.insert(label, Unexpected::Begun { key, sender });
         self.count_unexpected(flags);
         let Some(message) = self.messages.get_mut(key) else { return Ok(key) };
         message.node = Some(node);
@@ -793,31 +793,7 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Answers a sender that wants its message back: it gets it, unless a receive has matched it.
     fn cancel_wanted(&mut self, rank: u32, request: u64) {
-        // A message in one frame carries only the index, which no other message has while it waits for its
-        // match.
-        let short = u64::from(request.index());
-        let found = self.messages.keys().find(|key| {
-            self.messages.get(*key).is_some_and(|message| {
-                message.label.source == rank
-                    && message.node.is_some()
-                    && (message.sender == request || message.sender == short)
-            })
-        });
-        if let Some(key) = found {
-            self.unpark(key);
-            let node = self.messages.get_mut(key).and_then(|message| message.node.take());
-            node.and_then(|node| self.unexpected.remove(node));
-            if self.messages.get(key).is_some_and(|message| message.remote.is_some()) {
-                // No data is under way; the sender closes the stream.
-                self.messages.remove(key);
-            } else {
-                if let Some(message) = self.messages.get_mut(key) {
-                    message.is_cancelled = true;
-                }
-                self.discard(key);
-            }
-        }
-        let is_cancelled = found.is_some() || self.give_back_whole(rank, request.index());
+        let is_cancelled = self.take_back(rank, request);
         self.queue_control(rank, Control::Cancelled { request, is_cancelled });
     }
 

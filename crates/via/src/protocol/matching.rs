@@ -464,7 +464,7 @@ mod tests {
 
     fn key_of(entry: &UnexpectedEntry) -> u64 {
         match entry.message {
-            Unexpected::Begun(key) => key,
+            Unexpected::Begun { key, .. } => key,
             Unexpected::Whole(_) => u64::MAX,
         }
     }
@@ -525,7 +525,7 @@ mod tests {
                         if let Some(at) = expected {
                             waiting.remove(at);
                         } else {
-                            let node = unexpected.insert(label, Unexpected::Begun(number));
+                            let node = unexpected.insert(label, Unexpected::Begun { key: number, sender: 0 });
                             arrived.push((label, number, node));
                         }
                     }

@@ -3,7 +3,10 @@
 //! A whole message is kept in its entry, and that in one line of a cache with up to 24 of its bytes: a receiver that comes late finds
 //! a hundred thousand of them.
 
+use std::collections::BTreeMap;
+
 use super::{
+    envelope::NO_REQUEST,
     matching::{Keyed, Label, MatchIndex, NodeId, Pattern},
     payload::{Sink, put},
     request::MessagePart,
@@ -88,8 +91,8 @@ impl WholeMessage {
 pub(super) enum Unexpected {
     /// All of it is here.
     Whole(WholeMessage),
-    /// It is among the engine's messages.
-    Begun(u64),
+    /// It is among the engine's messages, under this key. `sender`: the index of its sender's request.
+    Begun { key: u64, sender: u32 },
 }
 
 /// An entry of the list.
@@ -97,6 +100,18 @@ pub(super) enum Unexpected {
 pub(super) struct UnexpectedEntry {
     pub(super) label: Label,
     pub(super) message: Unexpected,
+}
+
+impl UnexpectedEntry {
+    /// Returns its source and the index of its sender's request, if the sender has told it.
+    #[inline]
+    const fn origin(&self) -> Option<(u32, u32)> {
+        let sender = match &self.message {
+            Unexpected::Whole(whole) => whole.sender(),
+            Unexpected::Begun { sender, .. } => *sender,
+        };
+        if sender == NO_REQUEST { None } else { Some((self.label.source, sender)) }
+    }
 }
 
 impl Keyed for UnexpectedEntry {
@@ -111,11 +126,13 @@ impl Keyed for UnexpectedEntry {
 pub(super) struct UnexpectedMessages {
     index: MatchIndex<UnexpectedEntry, 4>,
     wholes: usize,
+    /// The last message of each sender's request: an earlier one of that number has ended for its sender, and cannot be taken back.
+    by_origin: BTreeMap<(u32, u32), NodeId>,
 }
 
 impl UnexpectedMessages {
     pub(super) fn new() -> Self {
-        Self { index: MatchIndex::new(), wholes: 0 }
+        Self { index: MatchIndex::new(), wholes: 0, by_origin: BTreeMap::new() }
     }
 
     #[inline]
@@ -132,14 +149,31 @@ impl UnexpectedMessages {
     #[inline]
     pub(super) fn insert(&mut self, label: Label, message: Unexpected) -> NodeId {
         self.wholes += usize::from(matches!(message, Unexpected::Whole(_)));
-        self.index.insert(UnexpectedEntry { label, message })
+        let entry = UnexpectedEntry { label, message };
+        let origin = entry.origin();
+        let node = self.index.insert(entry);
+        if let Some(origin) = origin {
+            self.by_origin.insert(origin, node);
+        }
+        node
     }
 
     #[inline]
     pub(super) fn remove(&mut self, node: NodeId) -> Option<UnexpectedEntry> {
         let entry = self.index.remove(node)?;
         self.wholes -= usize::from(matches!(entry.message, Unexpected::Whole(_)));
+        if let Some(origin) = entry.origin()
+            && self.by_origin.get(&origin) == Some(&node)
+        {
+            self.by_origin.remove(&origin);
+        }
         Some(entry)
+    }
+
+    /// Returns the message of a rank's request with this index, if no receive has matched it.
+    pub(super) fn sent_by(&self, rank: u32, request: u32) -> Option<(NodeId, &UnexpectedEntry)> {
+        let node = *self.by_origin.get(&(rank, request))?;
+        Some((node, self.index.value(node)?))
     }
 
     /// Returns the message that arrived first among those that fit.
@@ -155,9 +189,10 @@ impl UnexpectedMessages {
     /// Replaces a whole message by its key among the engine's messages. Returns it.
     pub(super) fn begin(&mut self, node: NodeId, key: u64) -> Option<WholeMessage> {
         let entry = self.index.value_mut(node)?;
-        let Unexpected::Whole(_) = entry.message else { return None };
+        let Unexpected::Whole(whole) = &entry.message else { return None };
+        let sender = whole.sender();
         let Unexpected::Whole(whole) =
-            std::mem::replace(&mut entry.message, Unexpected::Begun(key))
+            std::mem::replace(&mut entry.message, Unexpected::Begun { key, sender })
         else {
             return None;
         };
@@ -169,7 +204,7 @@ impl UnexpectedMessages {
     pub(super) fn whole_messages(&self) -> impl Iterator<Item = (NodeId, Label, &WholeMessage)> {
         self.index.values().filter_map(|(node, entry)| match &entry.message {
             Unexpected::Whole(whole) => Some((node, entry.label, whole)),
-            Unexpected::Begun(_) => None,
+            Unexpected::Begun { .. } => None,
         })
     }
 
@@ -187,6 +222,36 @@ mod tests {
     #[test]
     fn an_entry_is_a_line() {
         assert_eq!(MatchIndex::<UnexpectedEntry, 4>::NODE_BYTES, 64);
+    }
+
+    /// Goal: a message is found by its sender's request, also if the request's number was used before, and none is kept in view that cannot be
+    /// taken back or has gone. Method: many messages of which few have a request, removed in different orders.
+    #[test]
+    fn messages_are_found_by_their_requests() {
+        let label = |source| Label { context: 0, source, tag: 0 };
+        let whole = |sender| {
+            Unexpected::Whole(WholeMessage::few(ShortBody::new(&[]).expect("short"), 0, sender))
+        };
+        let mut messages = UnexpectedMessages::new();
+        for _ in 0..1000 {
+            messages.insert(label(1), whole(NO_REQUEST));
+        }
+        let old = messages.insert(label(1), Unexpected::Begun { key: 3, sender: 5 });
+        let new = messages.insert(label(1), whole(5));
+        let other = messages.insert(label(2), whole(5));
+        assert_eq!(messages.by_origin.len(), 2, "not the thousand");
+        let found = |messages: &UnexpectedMessages, rank, request| {
+            messages.sent_by(rank, request).map(|(node, _)| node)
+        };
+        assert_eq!((found(&messages, 1, 5), found(&messages, 2, 5)), (Some(new), Some(other)));
+        assert_eq!((found(&messages, 1, 6), found(&messages, 1, NO_REQUEST)), (None, None));
+
+        assert!(messages.remove(old).is_some());
+        assert_eq!(found(&messages, 1, 5), Some(new));
+        assert!(messages.begin(new, 4).is_some());
+        assert_eq!(found(&messages, 1, 5), Some(new));
+        assert!(messages.remove(new).is_some() && messages.remove(other).is_some());
+        assert_eq!((messages.len(), messages.by_origin.len()), (1000, 0));
     }
 
     /// Goal: whole messages of all lengths are handed over as they came, to sinks that take them at once, in pieces, whole or in part.

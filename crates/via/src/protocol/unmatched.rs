@@ -15,7 +15,7 @@ use super::{
     to_u64,
     unexpected::{Unexpected, UnexpectedEntry, WholeMessage},
 };
-use crate::vi::Provider;
+use crate::{slots::SlotKey, vi::Provider};
 
 impl<P: Provider> MessageEngine<P> {
     // ------------------------------------------------------------------ what is kept
@@ -25,7 +25,7 @@ impl<P: Provider> MessageEngine<P> {
         let (node, entry) = self.unexpected.find(pattern)?;
         let label = entry.label;
         let (flags, sender, total) = match &entry.message {
-            Unexpected::Begun(key) => return Some(*key),
+            Unexpected::Begun { key, .. } => return Some(*key),
             Unexpected::Whole(whole) => (whole.flags(), whole.sender(), to_u64(whole.len())),
         };
         let mut message = IncomingMessage::new(label, flags, sender.into(), total);
@@ -48,7 +48,7 @@ impl<P: Provider> MessageEngine<P> {
         let (node, entry) = self.unexpected.find(pattern)?;
         match entry.message {
             Unexpected::Whole(_) => self.receive_whole(node, sink).map(Some),
-            Unexpected::Begun(key) => self.receive_begun_whole(key, sink),
+            Unexpected::Begun { key, .. } => self.receive_begun_whole(key, sink),
         }
     }
 
@@ -188,19 +188,38 @@ impl<P: Provider> MessageEngine<P> {
         }
     }
 
-    /// Gives a whole message back to its sender, if no receive has matched it. Returns whether it was here.
-    pub(super) fn give_back_whole(&mut self, rank: u32, request: u32) -> bool {
-        if self.unexpected.wholes() == 0 {
+    /// Gives a message back to its sender, if no receive has matched it. Returns whether it was here.
+    pub(super) fn take_back(&mut self, rank: u32, request: u64) -> bool {
+        let Some((node, entry)) = self.unexpected.sent_by(rank, request.index()) else {
             return false;
-        }
-        let mut wholes = self.unexpected.whole_messages();
-        let found =
-            wholes.find(|(_, label, whole)| label.source == rank && whole.sender() == request);
-        let Some((node, _, whole)) = found else { return false };
-        let length = to_u64(whole.len());
-        drop(wholes);
+        };
+        let key = match &entry.message {
+            Unexpected::Begun { key, .. } => *key,
+            Unexpected::Whole(whole) => {
+                let length = to_u64(whole.len());
+                self.unexpected.remove(node);
+                self.unpark_of(rank, UnmatchedKind::Kept, length);
+                return true;
+            }
+        };
+        // A message in one frame carries only the index, which no other message has while it waits for its match.
+        let short = u64::from(request.index());
+        let Some(message) =
+            self.messages.get_mut(key).filter(|one| one.sender == request || one.sender == short)
+        else {
+            return false;
+        };
+        message.node = None;
+        let is_remote = message.remote.is_some();
+        message.is_cancelled = !is_remote;
         self.unexpected.remove(node);
-        self.unpark_of(rank, UnmatchedKind::Kept, length);
+        self.unpark(key);
+        if is_remote {
+            // No data is under way; the sender closes the stream.
+            self.messages.remove(key);
+        } else {
+            self.discard(key);
+        }
         true
     }
 

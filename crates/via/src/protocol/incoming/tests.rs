@@ -395,8 +395,10 @@ fn a_message_is_given_back() {
         engine.peers[source as usize].parked_messages = 1;
         let key = engine.messages.insert(message);
         if waits {
-            let node =
-                engine.unexpected.insert(Label { source, ..label(1) }, Unexpected::Begun(key));
+            let node = engine.unexpected.insert(
+                Label { source, ..label(1) },
+                Unexpected::Begun { key, sender: sender.index() },
+            );
             engine.messages.get_mut(key).expect("just made").node = Some(node);
         }
         engine.cancel_wanted(1, ASKED);
