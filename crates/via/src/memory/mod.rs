@@ -424,18 +424,23 @@ impl Memory {
         Ok(unsafe { &*word.cast::<SharedWord>() })
     }
 
-    /// Prefetches the cache line at `offset` for reading. Does nothing outside the memory.
+    /// Prefetches the cache lines of `length` bytes from `offset` on for reading. Does nothing if they are not inside the memory.
     #[inline]
-    pub fn prefetch(&self, offset: u64) {
+    pub fn prefetch(&self, offset: u64, length: usize) {
         #[cfg(target_arch = "x86_64")]
-        if let Ok(place) = self.at(offset, 1) {
-            // SAFETY: a hint that has no effect on memory; the address is in bounds.
-            unsafe {
-                std::arch::x86_64::_mm_prefetch(place.cast(), std::arch::x86_64::_MM_HINT_T0);
+        if let Ok(start) = self.at(offset, length) {
+            let end = start.wrapping_add(length);
+            let mut line = start.wrapping_sub(start.addr() % CACHE_LINE);
+            while line < end {
+                // SAFETY: a hint that has no effect on memory; the address is in bounds, since the memory begins at a line.
+                unsafe {
+                    std::arch::x86_64::_mm_prefetch(line.cast(), std::arch::x86_64::_MM_HINT_T0);
+                }
+                line = line.wrapping_add(CACHE_LINE);
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
+        let _ = (offset, length);
     }
 
     /// Prefetches the cache lines of `length` bytes from `offset` on for writing: the processor that last

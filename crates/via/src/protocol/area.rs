@@ -219,11 +219,11 @@ impl AreaReader {
         Some(AreaFrame { offset: offset * UNIT + lead(length), length })
     }
 
-    /// Returns where the bytes behind the next frame's envelope of 16 bytes begin and end, if it is of `length_bytes` and does not begin anew.
+    /// Returns where the bytes behind the next frame's envelope of 16 bytes begin, and how many they are, if it is of `length_bytes` and does not
+    /// begin anew.
     #[inline]
     pub(super) const fn next_body(&self, length_bytes: u32) -> (u32, u32) {
-        let begin = self.read_pointer * UNIT + lead(length_bytes);
-        (begin + 16, begin + length_bytes)
+        (self.read_pointer * UNIT + lead(length_bytes) + 16, length_bytes.saturating_sub(16))
     }
 
     /// Gives back the frame that was found last.

@@ -86,6 +86,12 @@ impl InFlightRange {
         self.is_mixed || (self.key.0 == key.0 && self.from < to && from < self.to)
     }
 
+    /// Returns whether a place is in the same region, and behind all of it.
+    #[inline]
+    fn is_behind(&self, key: RemoteKey, offset: u64) -> bool {
+        !self.is_mixed && self.key.0 == key.0 && self.to <= offset
+    }
+
     /// Returns this range, if there is one, and `length` bytes more.
     #[inline]
     fn with(known: Option<Self>, key: RemoteKey, offset: u64, length: u64, until: u64) -> Self {
@@ -185,6 +191,10 @@ impl ShmConnection {
     #[inline]
     fn note_head(&mut self, key: RemoteKey, offset: u64, until: u64) {
         let [current, earlier] = &mut self.heads_ranges;
+        if let Some(range) = current.as_mut().filter(|range| range.is_behind(key, offset)) {
+            (range.to, range.until) = (offset.saturating_add(wide(HEAD_BYTES)), until);
+            return;
+        }
         if let Some(ended) = current.take_if(|range| range.key == key && offset < range.from) {
             let length = ended.to - ended.from;
             *earlier = Some(InFlightRange::with(*earlier, key, ended.from, length, ended.until));
@@ -193,7 +203,24 @@ impl ShmConnection {
     }
 
     /// Returns whether data in flight may still land in this place of the peer's memory.
+    #[inline]
     pub(super) fn is_in_flight(
+        &mut self,
+        key: RemoteKey,
+        offset: u64,
+        length: u64,
+    ) -> Result<bool, &'static str> {
+        // The usual case of those who fill a region from its beginning to its end.
+        if let [Some(heads), None] = &self.heads_ranges
+            && heads.is_behind(key, offset)
+            && !self.in_flight_range.is_some_and(|range| range.is_mixed || range.key == key)
+        {
+            return Ok(false);
+        }
+        self.finds_in_flight(key, offset, length)
+    }
+
+    fn finds_in_flight(
         &mut self,
         key: RemoteKey,
         offset: u64,

@@ -90,6 +90,15 @@ pub struct Refusals {
     pub without_secret: u64,
 }
 
+/// The result of the search for a headed write.
+enum HeadedSearch {
+    /// It is the next of this VI.
+    At(u32),
+    Nothing,
+    /// Something else may be next.
+    Other,
+}
+
 /// The socket that is readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventSource {
@@ -230,29 +239,31 @@ impl Shm {
         self.first = if turn + 1 < self.connected.len() { turn + 1 } else { 0 };
     }
 
-    /// Takes the next headed write of any VI, each in its turn.
-    fn take_any_headed_write(&mut self, cq: CqId) -> HeadedPoll {
+    /// Finds the VI whose next headed write is to be taken, each in its turn. It does not return the write: one that came by memory in some cases
+    /// would be copied in all, by loads that wait for narrower stores.
+    fn find_headed_write(&mut self, cq: CqId) -> HeadedSearch {
         let count = self.connected.len();
         for step in 0..count {
             let turn = self.first + step;
             let turn = if turn < count { turn } else { turn - count };
             let vi = self.connected.get(turn).and_then(|name| self.vis.get_mut(*name));
             let Some(vi) = vi.filter(|vi| vi.core.attributes.receive_cq == Some(cq)) else {
-                return HeadedPoll::Other;
+                return HeadedSearch::Other;
             };
-            match vi.take_headed_write() {
-                HeadedPoll::Nothing => {}
+            match vi.peek_headed_write() {
+                None => {}
                 // The usual poll takes it, of all VIs: `alone` is as it was.
-                HeadedPoll::Other => return HeadedPoll::Other,
-                HeadedPoll::Write(write) => {
+                Some(false) => return HeadedSearch::Other,
+                Some(true) => {
+                    let name = vi.core.id.0;
                     self.end_turn(turn);
                     self.alone = 0;
-                    return HeadedPoll::Write(write);
+                    return HeadedSearch::At(name);
                 }
             }
         }
         self.alone = 0;
-        HeadedPoll::Nothing
+        HeadedSearch::Nothing
     }
 
     /// Returns the next completion, after `poll` if none waits.
@@ -715,7 +726,11 @@ impl Provider for Shm {
                 self.alone += 1;
                 vi.0
             }
-            _ => return self.take_any_headed_write(cq),
+            _ => match self.find_headed_write(cq) {
+                HeadedSearch::At(name) => name,
+                HeadedSearch::Nothing => return HeadedPoll::Nothing,
+                HeadedSearch::Other => return HeadedPoll::Other,
+            },
         };
         match self.vis.get_mut(name) {
             Some(found) if found.core.attributes.receive_cq == Some(cq) => {

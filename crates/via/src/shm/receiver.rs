@@ -89,6 +89,19 @@ impl ShmVi {
         })
     }
 
+    /// Returns whether there is an entry, and if so, whether [`take_headed_write`](Self::take_headed_write) would return it.
+    #[inline]
+    pub(super) fn peek_headed_write(&mut self) -> Option<bool> {
+        let found = self.next_headed_write().map(|found| found.is_some());
+        if found.is_none()
+            && let Some(connection) = &mut self.connection
+            && connection.consumer.unpublished() > 0
+        {
+            connection.publish_consumed();
+        }
+        found
+    }
+
     /// Returns whether [`take_headed_write`](Self::take_headed_write) would return one.
     #[inline]
     pub(super) fn has_headed_write(&self) -> bool {
