@@ -81,15 +81,21 @@ impl<T> Slots<T> {
     // Always inline: the value is then made in its slot, field by field, and not copied by words that wait for the fields' stores.
     #[inline(always)]
     pub(crate) fn insert(&mut self, value: T) -> u64 {
+        self.insert_with(|| value)
+    }
+
+    /// As [`insert`](Self::insert), of a value that is not even built elsewhere.
+    #[inline(always)]
+    pub(crate) fn insert_with(&mut self, value: impl FnOnce() -> T) -> u64 {
         // Not by `try_insert`, which would move the value once more to give it back.
         if let Some(index) = self.free.pop()
             && let Some(entry) = self.entries.get_mut(index as usize)
         {
             // There is nothing to drop, which the compiler does not know.
-            std::mem::forget(entry.value.replace(value));
+            std::mem::forget(entry.value.replace(value()));
             return SlotKey::new(entry.generation, index);
         }
-        self.insert_new(value)
+        self.insert_new(value())
     }
 
     #[cold]

@@ -131,14 +131,13 @@ impl<P: Provider> MessageEngine<P> {
         if let Some(key) = self.find_unexpected(&pattern) {
             return RequestId(self.bind(receive(ReceiveState::Matched { message: key }), key));
         }
-        let state = match self.hopeless(&pattern) {
-            Some(error) => ReceiveState::Failed(error),
-            None => ReceiveState::Posted { node: self.posted.next_node() },
-        };
-        let request = self.requests.insert(RequestEntry::Receive(receive(state)));
-        if let ReceiveState::Failed(_) = state {
-            return RequestId(request);
+        if let Some(error) = self.hopeless(&pattern) {
+            let failed = receive(ReceiveState::Failed(error));
+            return RequestId(self.requests.insert(RequestEntry::Receive(failed)));
         }
+        let node = self.posted.next_node();
+        let posted = || RequestEntry::Receive(receive(ReceiveState::Posted { node }));
+        let request = self.requests.insert_with(posted);
         self.posted.post(pattern, request);
         pattern.source.into_iter().for_each(|rank| self.need(rank));
         RequestId(request)
