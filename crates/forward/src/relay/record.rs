@@ -81,7 +81,9 @@ impl ConnectionEnd {
     pub(super) fn of(ended: &Result<(), RelayError>) -> Self {
         match ended {
             Ok(()) => Self::Finished,
-            Err(RelayError::NoUpstream { .. }) => Self::NoTarget,
+            Err(RelayError::NoUpstream { .. } | RelayError::OverRetryBudget { .. }) => {
+                Self::NoTarget
+            }
             Err(RelayError::Denied { .. }) => Self::Denied,
             Err(RelayError::OverSourceMax { .. }) => Self::OverSourceMax,
             Err(RelayError::Failed { peer: Peer::Client, .. }) => Self::ClientReset,

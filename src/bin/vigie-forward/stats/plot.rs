@@ -119,6 +119,8 @@ mod tests {
             uptime_ms: seconds * 1000,
             state: "running".to_owned(),
             rights: Vec::new(),
+            log_lines_written: None,
+            log_lines_lost: None,
             flows: vec![web, old],
             routes: None,
             journal: Vec::new(),
