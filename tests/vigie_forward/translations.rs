@@ -10,7 +10,7 @@ use std::{
 use rustix::process::Signal;
 
 use crate::{
-    instance::{BOUND, Folder, Instance, PROGRAM, counter},
+    instance::{BOUND, Folder, Instance, PROGRAM, counter, report},
     network::{Network, SERVER, call, with_network},
     paths::{forward, has_programs},
 };
@@ -19,9 +19,13 @@ const NAT: [&str; 7] = ["nat", "--inside", "ra", "--outside", "rb", "--address",
 
 /// Starts a translator that keeps its state in `state` of the folder.
 fn keeping(network: &Network, folder: &Folder) -> Instance {
+    keeping_with(network, folder, &[])
+}
+
+fn keeping_with(network: &Network, folder: &Folder, more: &[&str]) -> Instance {
     let state = folder.path("state");
     let state = ["--state", state.to_str().expect("text")];
-    forward(network, folder, &[&NAT[..], &state].concat())
+    forward(network, folder, &[&NAT[..], &state, more].concat())
 }
 
 /// Goal: connections and sessions go on after the translator was ended and started again, from the same public ports; a translator
@@ -195,4 +199,114 @@ fn a_state_file_has_one_flow() {
         );
         assert!(ended.said.contains(&expected), "{}", ended.said);
     });
+}
+
+/// Goal: with `--ports-per-host`, each inside host gets ports of its own block alone; a host with a full block is refused and named, another
+/// one is not; and after a restart connections go on from the same ports, unless the settings give these to another host. Method: two hosts
+/// with four ports each, datagrams, and connections that fill a block.
+#[test]
+fn hosts_have_their_own_ports() {
+    with_network("translations::hosts_have_their_own_ports", |network| {
+        own_ports(network, "af-packet");
+    });
+}
+
+/// Goal: the same by a program, which only gets what the host has translated. Method: the same.
+#[test]
+fn hosts_have_their_own_ports_in_a_program() {
+    const TEST: &str = "translations::hosts_have_their_own_ports_in_a_program";
+    with_network(TEST, |network| {
+        if has_programs(TEST) {
+            own_ports(network, "tcx");
+        }
+    });
+}
+
+/// A socket of a certain address of the client.
+fn caller_from(network: &Network, from: &str) -> UdpSocket {
+    let socket = network.client.inside(|| UdpSocket::bind(from).expect("a port"));
+    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket");
+    socket
+}
+
+/// Calls from a socket. Returns the port that the server sees.
+fn public_port(caller: &UdpSocket, port: u16) -> u16 {
+    let seen = call(caller, SERVER, port);
+    let found = seen.strip_prefix("10.2.0.9:").and_then(|port| port.parse().ok());
+    found.unwrap_or_else(|| panic!("{seen}"))
+}
+
+fn speak((client, server): &mut (TcpStream, TcpStream)) {
+    let mut heard = [0; 4];
+    client.write_all(b"ping").expect("it is connected");
+    server.read_exact(&mut heard).expect("it comes");
+    server.write_all(b"pong").expect("it is connected");
+    client.read_exact(&mut heard).expect("it comes");
+}
+
+/// Waits until a flow has asked its program which translations are in use: it does so every 100 ms.
+fn until_refreshed(folder: &Folder) {
+    let uptime = || report(&folder.path("stats"))["uptime_ms"].as_u64().expect("a number");
+    let from = uptime();
+    while uptime() < from + 300 {
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+fn own_ports(network: &Network, path: &str) {
+    network.client.run("ip addr add 10.1.0.3/24 dev c0");
+    let (folder, port) = (Folder::new(), network.echo());
+    let start = |from: &str| {
+        let blocks = ["--from", from, "--ports", "40000-40031", "--ports-per-host", "4"];
+        let more = [&blocks[..], &["--path", path]].concat();
+        keeping_with(network, &folder, &more)
+    };
+    let mut nat = start("10.1.0.0/29");
+    // Also where the source's port is a low one.
+    for (from, block) in [("10.1.0.2:700", 40008..=40011), ("10.1.0.3:0", 40012..=40015)] {
+        for _ in 0..3 {
+            let seen = public_port(&caller_from(network, from), port);
+            assert!(block.contains(&seen), "{from}: {seen}");
+        }
+    }
+
+    let listener = network.server.inside(|| TcpListener::bind("0.0.0.0:0").expect("a port"));
+    let to = format!("{SERVER}:{}", listener.local_addr().expect("bound").port());
+    let to = to.parse().expect("an address");
+    let connect = || network.client.inside(|| TcpStream::connect_timeout(&to, BOUND));
+    let connected = || {
+        let client = connect().expect("it has a port");
+        let (server, from) = listener.accept().expect("a connection");
+        client.set_read_timeout(Some(BOUND)).expect("a socket");
+        server.set_read_timeout(Some(BOUND)).expect("a socket");
+        assert!((40008..=40011).contains(&from.port()), "{from}");
+        (client, server)
+    };
+    let mut connections = [(); 4].map(|()| connected());
+    connections.iter_mut().for_each(speak);
+    until_refreshed(&folder);
+    connect().expect_err("it has no port left");
+    nat.until("10.1.0.2 uses all of its ports (40008-40011)");
+    let other = caller_from(network, "10.1.0.3:0");
+    let of_other = public_port(&other, port);
+    assert!((40012..=40015).contains(&of_other), "{of_other}");
+    assert_eq!(counter(&folder.path("stats"), "nat", "translations: ended for others"), 0);
+    assert_eq!(nat.end().code(), 0);
+
+    let mut nat = start("10.1.0.0/29");
+    nat.until("goes on with ");
+    connections.iter_mut().for_each(speak);
+    connect().expect_err("it has no port left");
+    assert_eq!(public_port(&other, port), of_other);
+    if path == "tcx" {
+        let by_program = counter(&folder.path("stats"), "nat", "nic: sent_packets");
+        assert!(by_program >= 8, "{by_program}");
+    }
+    assert_eq!(nat.end().code(), 0);
+
+    let mut nat = start("10.1.0.2/31");
+    nat.until("have no place in its settings");
+    let seen = public_port(&caller_from(network, "10.1.0.2:0"), port);
+    assert!((40000..=40003).contains(&seen), "{seen}");
+    assert_eq!(nat.end().code(), 0);
 }

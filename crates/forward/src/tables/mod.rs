@@ -24,7 +24,7 @@ pub use self::{
     hops::{FlowHash, HOPS_MAX, HopGroup, HopGroupError, HopTable, Route},
     nat::{
         NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFeed, NatFlow, NatRestoreError,
-        NatTable, NatTableBuilder, NatTuple, NatUsage, TcpProgress,
+        NatTable, NatTableBuilder, NatTuple, NatUsage, PortBlock, PortBlocks, TcpProgress,
     },
     prefix::{Prefix, PrefixError},
     routes::{Fib, FibChange, FibFeed, FibReader, FibSnapshot, Interface, NextHop, NextHopError},

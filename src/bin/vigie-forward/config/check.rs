@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::{
-    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, LogChoice,
-    LogTarget, Nat, Ports, Publish, Relay, RelayMode, tls, values::is_v4,
+    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Inside,
+    LogChoice, LogTarget, Nat, Ports, Publish, Relay, RelayMode, tls, values::is_v4,
 };
 
 /// The interface for packets of a host to itself.
@@ -438,6 +438,8 @@ fn translated(nat: &Nat) -> Result<(), String> {
         return Err("`idle` must be more than 0: no answer would ever come back".to_owned());
     }
 
+    ports_of_hosts(nat)?;
+
     let mut taken = BTreeMap::new();
     for one in &nat.publish {
         if !is_v4(&one.to) {
@@ -457,6 +459,44 @@ fn translated(nat: &Nat) -> Result<(), String> {
         }
     }
 
+    Ok(())
+}
+
+/// Checks that each inside host has its ports, if hosts have such.
+fn ports_of_hosts(nat: &Nat) -> Result<(), String> {
+    let (Some(size), Some(blocks)) = (nat.ports_per_host, nat.port_blocks()) else { return Ok(()) };
+    let (Some(ports), false) = (nat.ports, nat.from.is_empty()) else {
+        return Err(
+            "`ports_per_host` needs `ports` and `from`: a host has its ports by its place in these, which must not change with the \
+             kernel's settings"
+                .to_owned(),
+        );
+    };
+    for (at, one) in nat.from.iter().enumerate() {
+        let overlaps = |other: &&Inside| {
+            one.0.contains(other.0.address()) || other.0.contains(one.0.address())
+        };
+        if let Some(other) = nat.from[..at].iter().find(overlaps) {
+            return Err(format!(
+                "{} and {} of `from` overlap, so that a host would have two places: remove one of them",
+                other.0, one.0
+            ));
+        }
+    }
+    let (hosts, count) = (blocks.hosts(), blocks.count((ports.first, ports.last)));
+    if hosts > u128::try_from(count).unwrap_or(u128::MAX) {
+        let all = usize::from(ports.last - ports.first) + 1;
+        let most = u128::try_from(all).unwrap_or(u128::MAX) / hosts;
+        let lower = match most {
+            0 => String::new(),
+            most => format!("lower `ports_per_host` to at most {most}, or "),
+        };
+        return Err(format!(
+            "`from` has {hosts} addresses with {size} ports each (`ports_per_host`), which takes {} ports, but `ports` ({ports}) has {all}: \
+             {lower}widen `ports`, or give `from` at most {count} addresses",
+            hosts.saturating_mul(u128::from(size.get()))
+        ));
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     net::Ipv4Addr,
+    num::NonZeroU16,
     path::{Path, PathBuf},
 };
 
@@ -222,6 +223,8 @@ frames_table! {
         from: Vec<Inside>,
         #[serde(default)]
         ports: Option<Ports>,
+        #[serde(default)]
+        ports_per_host: Option<NonZeroU16>,
         #[serde(default = "host_share_default")]
         host_share: u8,
         #[serde(default = "idle_default")]
@@ -448,6 +451,28 @@ mod tests {
             (format!("{relay}name = 'x'\n{relay}name = 'x'\n"), &["line 5", "`x`", "name"]),
             (format!("{relay}{relay}"), &["line 4", "relay-1", "listen"]),
             (format!("{nat}ports = '9-1'\n"), &["line 5", "20000-60000"]),
+            (format!("{nat}ports_per_host = 0\n"), &["line 5", "^", "nonzero u16"]),
+            (format!("{nat}ports_per_host = 8\n"), &["line 1", "`ports`", "`from`"]),
+            (
+                format!("{nat}ports_per_host = 8\nfrom = '10.0.0.0/30'\nports = '2000-2030'\n"),
+                &["line 1", "4 addresses", "32 ports", "31", "at most 7"],
+            ),
+            (
+                format!("{nat}ports_per_host = 8\nfrom = '10.0.0.0/8'\nports = '2000-2030'\n"),
+                &["line 1", "16777216 addresses", "31", "at most 3 addresses"],
+            ),
+            (
+                format!(
+                    "{nat}ports_per_host = 8\nfrom = ['10.0.0.0/31', '10.0.0.1']\nports = '2000-2030'\n"
+                ),
+                &["line 1", "10.0.0.0/31 and 10.0.0.1/32", "overlap"],
+            ),
+            (
+                format!(
+                    "{nat}ports_per_host = 8\nfrom = '10.0.0.0/31'\nports = '2000-2030'\npublish = ['tcp:2010=10.0.0.0:80']\n"
+                ),
+                &["line 1", "2010", "`ports` (2000-2030)"],
+            ),
             (format!("{nat}from = '::/0'\n"), &["line 5", "10.0.0.0/24"]),
             (format!("{nat}publish = ['tcp:1=[::1]:1']\n"), &["line 1", "IPv4"]),
             (format!("{nat}host_share = 0\n"), &["line 1", "host_share", "1 to 100"]),

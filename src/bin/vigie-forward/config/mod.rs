@@ -7,10 +7,11 @@ mod tables;
 mod tls;
 mod values;
 
-use std::{fmt, net::Ipv4Addr, path::PathBuf, time::Duration};
+use std::{fmt, net::Ipv4Addr, num::NonZeroU16, path::PathBuf, time::Duration};
 
 use clap::Args;
 use serde::Deserialize;
+use vigie::forward::tables::PortBlocks;
 
 #[cfg(test)]
 pub(crate) use self::file::parse;
@@ -130,7 +131,8 @@ impl fmt::Display for FlowKind {
                 let address = nat.address.map(|address| format!("{address} of "));
                 let address = address.unwrap_or_else(|| "the address of ".to_owned());
                 write!(f, "hides {} behind {address}{}", nat.inside.join(", "), nat.outside)?;
-                nat.ports.iter().try_for_each(|ports| write!(f, ", ports {ports}"))
+                nat.ports.iter().try_for_each(|ports| write!(f, ", ports {ports}"))?;
+                nat.ports_per_host.iter().try_for_each(|count| write!(f, ", {count} for each host"))
             }
         }
     }
@@ -399,7 +401,13 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "FIRST-LAST")]
     pub(crate) ports: Option<Ports>,
 
-    /// The percentage (1 to 100) of public ports and of translations that one inside host may use, for each protocol.
+    /// Gives each address of --from this many of --ports, from 1, for itself alone (RFC 7422): the first address has the first ports, and so
+    /// on. So a port tells the inside host without a log. Default: hosts share all ports.
+    #[arg(long, value_name = "COUNT", requires = "from", requires = "ports")]
+    pub(crate) ports_per_host: Option<NonZeroU16>,
+
+    /// The percentage (1 to 100) of public ports and of translations that one inside host may use, for each protocol; with --ports-per-host, of
+    /// translations alone.
     #[arg(long, value_name = "PERCENT", default_value_t = HOST_SHARE_DEFAULT,
           value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) host_share: u8,
@@ -433,4 +441,12 @@ pub(crate) struct Nat {
 
     #[command(flatten)]
     pub(crate) frames: Frames,
+}
+
+impl Nat {
+    /// Returns the blocks of ports of inside hosts, if they have such.
+    pub(crate) fn port_blocks(&self) -> Option<PortBlocks> {
+        let networks = self.from.iter().map(|one| one.0).collect();
+        self.ports_per_host.map(|count| PortBlocks::new(networks, count))
+    }
 }

@@ -115,7 +115,9 @@ impl Nat {
                 Ok(Some(becomes)) => becomes,
                 Ok(None) => return self.without_flow(ingress, addresses, DropReason::NatUnknown),
                 Err(NatError::Ports { .. }) => return Verdict::Drop(DropReason::NatPorts),
-                Err(NatError::Host { .. }) => return Verdict::Drop(DropReason::NatHost),
+                Err(NatError::Host { .. } | NatError::NoBlock { .. }) => {
+                    return Verdict::Drop(DropReason::NatHost);
+                }
                 Err(NatError::Full { .. }) => return Verdict::Drop(DropReason::NatFull),
                 Err(NatError::Conflict) => return Verdict::Drop(DropReason::NatUnknown),
             },

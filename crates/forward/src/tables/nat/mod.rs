@@ -1,5 +1,6 @@
 //! Flows whose addresses are translated in both directions, and their ports.
 
+mod blocks;
 mod event;
 mod flow;
 mod mapping;
@@ -24,6 +25,7 @@ use std::{
 use thiserror::Error;
 use vigie_detect::Instant;
 
+pub use self::blocks::{PortBlock, PortBlocks};
 use self::event::NatObserver;
 pub use self::event::{NatEnd, NatEvent};
 pub use self::flow::{NatEndpoint, NatFlow, NatTuple};
@@ -81,6 +83,8 @@ pub struct NatUsage {
     pub evicted: u64,
     /// Flows that were refused.
     pub refused: u64,
+    /// The host whose full [block](NatTableBuilder::port_blocks) was the reason for the last eviction or refusal.
+    pub full_block: Option<PortBlock>,
 }
 
 impl NatUsage {
@@ -108,13 +112,19 @@ pub enum NatError {
     },
     /// An inside host has its share of the ports of the address or of the table, and uses all of it.
     #[error(
-        "{host} has all of its share, {max}: raise the share of a host, or shorten the timeouts"
+        "{host} has all of its share, {max}: raise the share or the block of a host, or shorten the timeouts"
     )]
     Host {
         /// The host.
         host: IpAddr,
         /// Its share of ports, or of flows.
         max: usize,
+    },
+    /// Hosts have blocks of ports, and this one has none.
+    #[error("{host} has no block of ports: add its network, or widen the range of ports")]
+    NoBlock {
+        /// The host.
+        host: IpAddr,
     },
     /// The table is full.
     #[error("the table holds {max} flows: make it larger, or shorten the timeouts")]
@@ -165,6 +175,14 @@ impl NatTableBuilder {
             1..=100 => percent,
             _ => 100,
         };
+        self
+    }
+
+    /// Gives each inside host a block of [`ports`](Self::ports) of its own, from which alone its flows get theirs, whatever port their
+    /// source has; so the host's share of ports is its block, and `low_ports` do not count. Flows of hosts without a block are refused.
+    /// Default: none, and hosts share all ports.
+    pub fn port_blocks(mut self, blocks: PortBlocks) -> Self {
+        self.limits.blocks = Some(blocks);
         self
     }
 
@@ -247,6 +265,7 @@ impl NatTable {
             host_percent: 50,
             ports: (1024, u16::MAX),
             low_ports: None,
+            blocks: None,
             timeouts: NatTimeouts::default(),
         };
         NatTableBuilder { limits, seed: fastrand::u64(..), observer: None }

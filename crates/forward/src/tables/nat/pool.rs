@@ -52,38 +52,99 @@ impl HostShare {
     }
 }
 
+/// The free ports of one kind, even and odd ones, in the order of assignment.
+type FreePorts = [VecDeque<u16>; 2];
+
 /// The ports of an address.
 #[derive(Debug)]
 pub(super) struct PortPool {
-    /// Free ports, even and odd ones, in the order of assignment.
-    free: [VecDeque<u16>; 2],
-    /// The same, first for sources with ports below 1024 (RFC 4787, REQ-3a).
-    low: [VecDeque<u16>; 2],
-    low_ports: Option<(u16, u16)>,
+    layout: PortLayout,
+    /// By [`PortLayout::list_of`].
+    free: Vec<FreePorts>,
     pub(super) hosts: BTreeMap<IpAddr, HostShare>,
 }
 
-impl PortPool {
-    /// All ports of a range, shuffled, so that the next one is unpredictable (RFC 6056).
-    pub(super) fn new(ports: (u16, u16), low_ports: Option<(u16, u16)>, rng: &mut Rng) -> Self {
-        let (free, low, hosts) = (Default::default(), Default::default(), BTreeMap::new());
-        let mut this = Self { free, low, low_ports, hosts };
-        let mut free: Vec<u16> = (ports.0..=ports.1).collect();
+/// How ports are divided into lists.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PortLayout {
+    /// Those for all, and the others, which are first for sources with ports below 1024 (RFC 4787, REQ-3a).
+    Shared { ports: (u16, u16), low_ports: Option<(u16, u16)> },
+    /// One list for each block.
+    Blocks { first: u16, size: u16, count: usize },
+}
+
+impl PortLayout {
+    fn list_of(self, port: u16) -> usize {
+        match self {
+            Self::Shared { low_ports, .. } => {
+                usize::from(low_ports.is_some_and(|(first, last)| (first..=last).contains(&port)))
+            }
+            // Ports below the first block are of none.
+            Self::Blocks { first, size, .. } => {
+                port.checked_sub(first).map_or(usize::MAX, |at| usize::from(at / size))
+            }
+        }
+    }
+
+    fn lists(self) -> usize {
+        match self {
+            Self::Shared { .. } => 2,
+            Self::Blocks { count, .. } => count,
+        }
+    }
+
+    /// The low ports that are not among those for all.
+    fn low_ports(self) -> impl Iterator<Item = u16> {
+        let (ports, low_ports) = match self {
+            Self::Shared { ports, low_ports } => (ports, low_ports),
+            Self::Blocks { .. } => ((0, 0), None),
+        };
         let low = low_ports.into_iter().flat_map(|(first, last)| first..=last);
-        // Those in both ranges are low.
-        free.extend(low.filter(|port| !(ports.0..=ports.1).contains(port)));
-        rng.shuffle(&mut free);
-        free.into_iter().for_each(|port| this.give_back(port));
+        low.filter(move |port| !(ports.0..=ports.1).contains(port))
+    }
+
+    fn ports(self) -> Vec<u16> {
+        match self {
+            Self::Shared { ports: (first, last), .. } => {
+                (first..=last).chain(self.low_ports()).collect()
+            }
+            Self::Blocks { first, .. } => (first..=u16::MAX).take(self.count()).collect(),
+        }
+    }
+
+    /// The number of ports, the low ones included.
+    pub(super) fn count(self) -> usize {
+        match self {
+            Self::Shared { ports: (first, last), .. } => {
+                usize::from(last.saturating_sub(first)) + 1 + self.low_ports().count()
+            }
+            Self::Blocks { size, count, .. } => usize::from(size) * count,
+        }
+    }
+}
+
+impl PortPool {
+    /// All ports, shuffled, so that the next one is unpredictable (RFC 6056).
+    pub(super) fn new(layout: PortLayout, rng: &mut Rng) -> Self {
+        let free = vec![FreePorts::default(); layout.lists()];
+        let mut this = Self { layout, free, hosts: BTreeMap::new() };
+        let mut ports = layout.ports();
+        rng.shuffle(&mut ports);
+        ports.into_iter().for_each(|port| this.give_back(port));
         this
     }
 
-    /// Takes a port, if possible below 1024 only if `like` is (RFC 4787, REQ-3a), and of the same parity (REQ-4).
-    pub(super) fn take(&mut self, like: u16) -> Option<u16> {
+    /// Takes a port of a block, or of all; then if possible below 1024 only if `like` is (RFC 4787, REQ-3a). If possible it is of the
+    /// same parity (REQ-4).
+    pub(super) fn take(&mut self, block: Option<usize>, like: u16) -> Option<u16> {
         let parity = usize::from(like & 1);
-        let is_low = like <= LOW_MAX;
-        let mut lists = [&mut self.low, &mut self.free];
-        lists.rotate_left(usize::from(!is_low));
-        lists.into_iter().find_map(|free| {
+        let order = match block {
+            Some(block) => [Some(block), None],
+            None if like <= LOW_MAX => [Some(1), Some(0)],
+            None => [Some(0), Some(1)],
+        };
+        order.into_iter().flatten().find_map(|list| {
+            let free = self.free.get_mut(list)?;
             let port = free.get_mut(parity).and_then(VecDeque::pop_front);
             port.or_else(|| free.get_mut(1 - parity)?.pop_front())
         })
@@ -91,13 +152,14 @@ impl PortPool {
 
     /// The list of a port.
     fn list(&mut self, port: u16) -> Option<&mut VecDeque<u16>> {
-        let is_low = self.low_ports.is_some_and(|(first, last)| (first..=last).contains(&port));
-        let lists = if is_low { &mut self.low } else { &mut self.free };
-        lists.get_mut(usize::from(port & 1))
+        self.free.get_mut(self.layout.list_of(port))?.get_mut(usize::from(port & 1))
     }
 
-    /// Takes a certain port. Returns whether it was free.
-    pub(super) fn take_exactly(&mut self, port: u16) -> bool {
+    /// Takes a certain port, of a certain block if one is given. Returns whether it was free.
+    pub(super) fn take_exactly(&mut self, block: Option<usize>, port: u16) -> bool {
+        if block.is_some_and(|block| self.layout.list_of(port) != block) {
+            return false;
+        }
         let Some(free) = self.list(port) else { return false };
         let at = free.iter().position(|one| *one == port);
         at.is_some_and(|at| free.remove(at).is_some())
@@ -117,7 +179,7 @@ impl PortPool {
     }
 
     pub(super) fn free(&self) -> usize {
-        self.low.iter().chain(&self.free).map(VecDeque::len).sum()
+        self.free.iter().flatten().map(VecDeque::len).sum()
     }
 
     pub(super) fn host(&mut self, host: IpAddr) -> &mut HostShare {

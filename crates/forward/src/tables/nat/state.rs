@@ -26,8 +26,9 @@ use vigie_detect::Instant;
 
 use super::{
     NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFlow, NatTimeouts, NatTuple, NatUsage,
+    PortBlock, PortBlocks,
     mapping::{Mappings, PoolKey},
-    pool::{PortPool, Standing},
+    pool::{PortLayout, PortPool, Standing},
     saved::SavedFlow,
     tcp::{TcpProgress, TcpSides},
 };
@@ -160,23 +161,40 @@ struct Translation {
 }
 
 /// The settings of a table.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct NatLimits {
     pub(super) flows_max: usize,
     /// The share of one inside host, in percent.
     pub(super) host_percent: u8,
     pub(super) ports: (u16, u16),
     pub(super) low_ports: Option<(u16, u16)>,
+    pub(super) blocks: Option<PortBlocks>,
     pub(super) timeouts: NatTimeouts,
 }
 
 impl NatLimits {
-    /// Returns the number of ports of an address, the low ones included.
-    fn ports_max(&self) -> usize {
-        let (first, last) = self.ports;
-        let low = self.low_ports.into_iter().flat_map(|(first, last)| first..=last);
-        let others = low.filter(|port| !(first..=last).contains(port)).count();
-        usize::from(last.saturating_sub(first)) + 1 + others
+    fn layout(&self) -> PortLayout {
+        match &self.blocks {
+            None => PortLayout::Shared { ports: self.ports, low_ports: self.low_ports },
+            Some(blocks) => PortLayout::Blocks {
+                first: self.ports.0,
+                size: blocks.size(),
+                count: blocks.count(self.ports),
+            },
+        }
+    }
+
+    /// Returns the block of a host's ports, if hosts have such: its index.
+    fn block(&self, host: IpAddr) -> Result<Option<usize>, NatError> {
+        let Some(blocks) = &self.blocks else { return Ok(None) };
+        let index = blocks.index_of(host).filter(|index| *index < blocks.count(self.ports));
+        index.map(Some).ok_or(NatError::NoBlock { host })
+    }
+
+    /// Returns the number of ports that one host may have.
+    fn ports_of_host(&self) -> usize {
+        let shared = || self.share(self.layout().count());
+        self.blocks.as_ref().map_or_else(shared, |blocks| blocks.size().into())
     }
 
     /// Returns the share that one host may have of something.
@@ -202,6 +220,8 @@ pub(super) struct NatState {
     limits: NatLimits,
     evicted: u64,
     refused: u64,
+    /// The host whose full block was the reason for the last eviction or refusal.
+    full_block: Option<PortBlock>,
     rng: Rng,
 }
 
@@ -223,6 +243,7 @@ impl NatState {
             limits,
             evicted: 0,
             refused: 0,
+            full_block: None,
             rng,
         }
     }
@@ -244,7 +265,7 @@ impl NatState {
     }
 
     pub(super) fn usage(&self) -> NatUsage {
-        let ports_max = self.limits.ports_max();
+        let ports_max = self.limits.layout().count();
         let used = self.pools.values().map(|pool| ports_max.saturating_sub(pool.free()));
         NatUsage {
             flows: self.entries.len(),
@@ -253,6 +274,7 @@ impl NatState {
             ports_max,
             evicted: self.evicted,
             refused: self.refused,
+            full_block: self.full_block,
         }
     }
 
@@ -422,11 +444,12 @@ impl NatState {
         let mut is_new = false;
         if is_source {
             let port = translated.source.port;
+            let Ok(block) = self.limits.block(host) else { return false };
             mappings[0] = match self.mappings.of_internal(pool, original.source) {
                 Some(slot) => Some(slot).filter(|slot| {
                     self.mappings.get(*slot).is_some_and(|one| one.external == translated.source)
                 }),
-                None if self.pool(pool).take_exactly(port) => {
+                None if self.pool(pool).take_exactly(block, port) => {
                     self.pool(pool).host(host).ports += 1;
                     is_new = true;
                     Some(self.mappings.add(pool, original.source, port))
@@ -477,12 +500,14 @@ impl NatState {
         let share = self.pool(pool).hosts.get(&host);
         if let Some(share) = share.filter(|share| share.flows >= max) {
             let victim = share.victim();
+            self.full_block = None;
             self.evict(victim.ok_or(NatError::Host { host, max })?, now);
         }
 
         if self.entries.len() >= self.limits.flows_max && self.expire(now, usize::MAX) == 0 {
             let victims = self.pools.values().filter_map(|pool| pool.victim(|host| host.flows));
             let victim = victims.max().map(|(_, slot)| slot);
+            self.full_block = None;
             self.evict(victim.ok_or(NatError::Full { max: self.limits.flows_max })?, now);
         }
         Ok(())
@@ -495,25 +520,32 @@ impl NatState {
         like: u16,
         now: Instant,
     ) -> Result<u16, NatError> {
-        let max = self.limits.share(self.limits.ports_max());
+        let max = self.limits.ports_of_host();
+        let block = self.limits.block(host)?;
         let error = NatError::Ports { address: key.0, protocol: key.1 };
 
         // Several flows may share a port: one eviction need not free any.
         for attempt in 0..EVICTED_PER_PORT {
             let pool = self.pool(key);
             let share = pool.host(host);
-            let (has_all, mut victim) = (share.ports >= max, share.victim());
+            let (mut has_all, mut victim) = (share.ports >= max, share.victim());
             if !has_all {
-                if let Some(port) = pool.take(like) {
+                if let Some(port) = pool.take(block, like) {
                     pool.host(host).ports += 1;
                     return Ok(port);
                 }
-                victim = pool.victim(|host| host.ports).map(|(_, slot)| slot);
+                // Ports of other hosts are of no use to one that has a block.
+                has_all = block.is_some();
+                if !has_all {
+                    victim = pool.victim(|host| host.ports).map(|(_, slot)| slot);
+                }
             }
 
             // The first attempt removes all expired flows, so the later ones need not look for them.
             if attempt > 0 || self.expire(now, usize::MAX) == 0 {
                 let error = if has_all { NatError::Host { host, max } } else { error };
+                let NatLimits { blocks, ports, .. } = &self.limits;
+                self.full_block = blocks.as_ref().and_then(|blocks| blocks.of_host(host, *ports));
                 self.evict(victim.ok_or(error)?, now);
             }
         }
@@ -562,8 +594,8 @@ impl NatState {
     }
 
     fn pool(&mut self, key: PoolKey) -> &mut PortPool {
-        let (NatLimits { ports, low_ports, .. }, rng) = (self.limits, &mut self.rng);
-        self.pools.entry(key).or_insert_with(|| PortPool::new(ports, low_ports, rng))
+        let (limits, rng) = (&self.limits, &mut self.rng);
+        self.pools.entry(key).or_insert_with(|| PortPool::new(limits.layout(), rng))
     }
 
     fn add(&mut self, entry: NatEntry) -> Result<(), NatError> {

@@ -11,7 +11,10 @@ use siphasher::sip::SipHasher13;
 use vigie_detect::Instant;
 
 use super::*;
-use crate::packet::{ICMP, TCP, TcpFlags, UDP};
+use crate::{
+    packet::{ICMP, TCP, TcpFlags, UDP},
+    tables::Prefix,
+};
 
 const START: Instant = Instant::from_nanos(0);
 const EXTERNAL: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 9));
@@ -134,6 +137,81 @@ fn the_largest_host_loses_first() {
     assert!(open(&full, tuple(UDP, end(3, 150), peer(1, 9)), START).is_ok());
 }
 
+/// Blocks of 4 of the ports 2000 to 2030, for the hosts 10.0.0.2 and 3, and 10.0.0.8 to 15; the last 3 hosts and 3 ports are left over.
+fn blocks() -> PortBlocks {
+    let networks = ["10.0.0.2/31", "10.0.0.8/29"].map(|text| text.parse().unwrap());
+    PortBlocks::new(networks.to_vec(), 4.try_into().unwrap())
+}
+
+fn table_of_blocks() -> NatTable {
+    NatTable::builder().seed(7).ports(2000, 2030).low_ports(600, 700).port_blocks(blocks()).build()
+}
+
+/// Goal: hosts have blocks in the order of networks and addresses, as many as there are whole ones. Method: the first, the last, and hosts
+/// beside them; networks of all addresses.
+#[test]
+fn hosts_have_blocks_in_order() {
+    let of = |last: u8| {
+        let block = blocks().of_host([10, 0, 0, last].into(), (2000, 2030));
+        block.map(|block| (block.first, block.last))
+    };
+    assert_eq!((blocks().hosts(), blocks().count((2000, 2030))), (10, 7));
+    assert_eq!(
+        [2, 3, 8, 12].map(of),
+        [(2000, 2003), (2004, 2007), (2008, 2011), (2024, 2027)].map(Some)
+    );
+    assert_eq!([1, 4, 7, 13, 15, 16].map(of), [None; 6]);
+    assert_eq!(blocks().of_host("fd00::1".parse().unwrap(), (2000, 2030)), None);
+    let of = |networks: &[Prefix], size: u16| {
+        PortBlocks::new(networks.to_vec(), size.try_into().unwrap())
+    };
+    assert_eq!(of(&[Prefix::ALL_V4], 1).hosts(), 1 << 32);
+    assert_eq!(of(&[Prefix::ALL_V6, Prefix::ALL_V6], 1).hosts(), u128::MAX);
+    let all =
+        of(&["10.0.0.0/24".parse().unwrap()], 256).of_host([10, 0, 0, 255].into(), (0, u16::MAX));
+    assert_eq!(
+        all,
+        Some(PortBlock { host: [10, 0, 0, 255].into(), first: 65_280, last: u16::MAX })
+    );
+}
+
+/// Goal: a host with a full block loses its own oldest unanswered flow, or is refused, and others are not touched; so is one without a
+/// block. Restored flows keep their ports, and those outside of the host's block are left. Method: a host with five flows, unanswered and
+/// then in use; a table with other blocks.
+#[test]
+fn a_full_block_is_its_hosts() {
+    let table = table_of_blocks();
+    let flow = |last, port| tuple(UDP, end(last, port), peer(1, 9));
+    let other = open(&table, flow(3, 1), START).unwrap();
+    assert!((2004..=2007).contains(&other.source.port));
+    let mut flows: Vec<_> =
+        (0..4).map(|port| (flow(2, port), open(&table, flow(2, port), START).unwrap())).collect();
+    assert_eq!(table.usage().full_block, None);
+    flows.push((flow(2, 4), open(&table, flow(2, 4), START).unwrap()));
+    assert_eq!((table.peek(&flow(2, 0)), table.usage().evicted), (None, 1));
+    let full = PortBlock { host: [10, 0, 0, 2].into(), first: 2000, last: 2003 };
+    assert_eq!(table.usage().full_block, Some(full));
+    for (of, becomes) in &flows[1..] {
+        establish(&table, *of, *becomes);
+    }
+    let refused = NatError::Host { host: full.host, max: 4 };
+    assert_eq!(open(&table, flow(2, 5), START), Err(refused));
+    let none = NatError::NoBlock { host: [10, 0, 0, 13].into() };
+    assert_eq!(open(&table, flow(13, 5), START), Err(none));
+    assert_eq!(table.peek(&flow(3, 1)), Some(other));
+    assert!(open(&table, flow(3, 2), START).is_ok());
+
+    let saved = table.save(START);
+    let same = table_of_blocks();
+    assert_eq!(same.restore(&saved, Duration::ZERO, |_| true, START), Ok((6, 0)));
+    assert!(flows[1..].iter().all(|(of, becomes)| same.peek(of) == Some(*becomes)));
+    let refused = NatError::Host { host: full.host, max: 4 };
+    assert_eq!(open(&same, flow(2, 5), START), Err(refused));
+    let moved = NatTable::builder().ports(2004, 2030).port_blocks(blocks()).build();
+    assert_eq!(moved.restore(&saved, Duration::ZERO, |_| true, START), Ok((0, 6)));
+    assert_eq!(moved.usage().ports, 0);
+}
+
 /// Goal: unanswered flows go before answered ones, and within each kind the oldest. Method: a host with room for four.
 #[test]
 fn the_unanswered_go_first() {
@@ -207,6 +285,37 @@ proptest! {
         table.expire(now + Duration::from_secs(10_000));
         prop_assert!(table.is_empty());
         prop_assert_eq!(table.usage().ports, 1, "the reserved one");
+    }
+
+    /// Goal: the ports of a host are of its block alone, whatever else happens, also low ones; and no port is lost. Method: random
+    /// beginnings, answers and ends of five hosts with blocks, and of one without.
+    #[test]
+    fn ports_are_of_the_hosts_block(seed in any::<u64>()) {
+        let mut rng = Rng::with_seed(seed);
+        let table = table_of_blocks();
+        let mut now = START;
+        for _ in 0..300 {
+            let protocol = [TCP, UDP, ICMP][rng.usize(..3)];
+            let host = [2, 3, 8, 9, 12, 13][rng.usize(..6)];
+            let flow = tuple(protocol, end(host, rng.u16(..8) * 300), peer(rng.u32(..3), 0));
+            now += Duration::from_secs(rng.u64(0..20));
+            match table.translate(&flow, None, now) {
+                Some(becomes) if rng.bool() => {
+                    prop_assert!(table.translate(&becomes.reversed(), None, now).is_some());
+                }
+                Some(_) => {}
+                None => {
+                    let opened = open(&table, flow, now);
+                    prop_assert_eq!(matches!(opened, Err(NatError::NoBlock { .. })), host == 13);
+                }
+            }
+            for NatFlow { original, translated } in table.flows() {
+                let block = blocks().of_host(original.source.address, (2000, 2030)).unwrap();
+                prop_assert!((block.first..=block.last).contains(&translated.source.port));
+            }
+        }
+        table.expire(now + Duration::from_secs(10_000));
+        prop_assert_eq!((table.len(), table.usage().ports, table.usage().ports_max), (0, 0, 28));
     }
 
     /// Goal: of all RSTs, from either side, those that end a connection are those inside the window of the other end, and

@@ -69,6 +69,9 @@ pub(super) fn forwarding_of(
                     }
                 });
             }
+            if let Some(blocks) = nat.port_blocks() {
+                table = table.port_blocks(blocks);
+            }
             let table = table
                 .ports(public.ports.first, public.ports.last)
                 .udp_timeout(idle)

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use vigie::{Instant, forward::tables::NatUsage};
+use vigie::{
+    Instant,
+    forward::tables::{NatUsage, PortBlock},
+};
 
 /// From here on, in percent, a table is nearly full; below the second number it is no longer.
 const NEARLY: usize = 80;
@@ -26,6 +29,13 @@ impl Fullness {
         let new = (usage.evicted - evicted, usage.refused - refused);
         if new != (0, 0) && is_due {
             self.reported = Some((now, usage.evicted, usage.refused));
+            if let Some(PortBlock { host, first, last }) = usage.full_block {
+                return Some(format!(
+                    "{host} uses all of its ports ({first}-{last}): of such hosts, {} old translations were ended and {} new ones refused \
+                     since the last report; raise `ports_per_host`, or shorten `idle`",
+                    new.0, new.1
+                ));
+            }
             self.is_nearly_full = true;
             return Some(format!(
                 "has no room for new translations ({usage}): {} old ones were ended and {} new ones refused since the \
