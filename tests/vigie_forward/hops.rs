@@ -18,7 +18,7 @@ use std::{
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
 
 use crate::{
-    instance::{BOUND, Folder, counter, run},
+    instance::{BOUND, Folder, counter, report, run},
     network::{Host, Network, call, with_network},
     paths::{forward, has_programs},
 };
@@ -128,6 +128,52 @@ fn check_split(ways: &Ways) {
     }
 }
 
+/// The datagrams and segments of TCP that have reached a host so far.
+fn arrived(host: &Host) -> u64 {
+    let (snmp, snmp6) = host.inside(|| {
+        let read = |name| {
+            std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).expect("counters")
+        };
+        (read("snmp"), read("snmp6"))
+    });
+    let of = |protocol: &str, name: &str| {
+        let mut lines = snmp.lines().filter_map(|line| line.strip_prefix(protocol));
+        let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+        let at = names.split_whitespace().position(|one| one == name).expect("it is counted");
+        values.split_whitespace().nth(at).and_then(|value| value.parse().ok()).unwrap_or(0)
+    };
+    let datagrams6 = snmp6.lines().find_map(|line| line.strip_prefix("Udp6InDatagrams"));
+    let datagrams6 = datagrams6.and_then(|value| value.trim().parse::<u64>().ok()).unwrap_or(0);
+    datagrams6 + of("Udp:", "InDatagrams") + of("Tcp:", "InSegs")
+}
+
+/// Checks that the counters of hops are what has reached both ends since the router's start, and returns the packets of the host and of the
+/// program. The last packets may still be on their way.
+#[track_caller]
+fn check_counters(folder: &Folder, ends: [(&str, &Host, u64); 2]) -> (u64, u64) {
+    let mut tries = BOUND.as_millis() / 50;
+    loop {
+        let report = report(&folder.path("stats"));
+        let hops = report["flows"][0]["hops"].as_array().expect("a list").clone();
+        let sum = |name: &str, interface: Option<&str>| -> u64 {
+            let hops =
+                hops.iter().filter(|hop| interface.is_none_or(|one| hop["interface"] == one));
+            hops.map(|hop| hop[name].as_u64().expect("a number")).sum()
+        };
+        let counted = |near| sum("host_packets", Some(near)) + sum("nic_packets", Some(near));
+        let pairs = ends.map(|(near, far, before)| (counted(near), arrived(far) - before));
+        if pairs.iter().all(|(counted, arrived)| counted == arrived && *arrived > 0) {
+            let bytes = sum("host_bytes", None) + sum("nic_bytes", None);
+            let packets = pairs[0].0 + pairs[1].0;
+            assert!((60 * packets..200 * packets).contains(&bytes), "{bytes} of {packets}");
+            return (sum("host_packets", None), sum("nic_packets", None));
+        }
+        assert!(tries > 0, "{pairs:?}\n{report:#}");
+        tries -= 1;
+        thread::park_timeout(Duration::from_millis(50));
+    }
+}
+
 /// Calls from a port until another end answers.
 fn until_moved(network: &Network, port: u16, end: &str) {
     while call_from(network, port, TO) != end {}
@@ -140,13 +186,14 @@ fn port_to(ways: &Ways, name: &str) -> u16 {
 }
 
 /// Goal: the flows of a route with two hops of weights 3 and 1 are split so, each takes one way, and when a hop's link goes down all go by the
-/// other, new ones too; when it is up again, all are where they were; the ways are the same by the host and by a program. Method: 600 flows
-/// of UDP and TCP, of both versions of IP, to two hosts with the same address, with each hop down once.
+/// other, new ones too; when it is up again, all are where they were; the ways are the same by the host and by a program; and as many packets are
+/// counted for each hop as its end gets. Method: 600 flows of UDP and TCP, of both versions of IP, to two hosts with the same address, with
+/// each hop down once.
 #[test]
 fn flows_are_spread() {
     const TEST: &str = "hops::flows_are_spread";
     with_network(TEST, |network| {
-        let _other = fork(network);
+        let other = fork(network);
         network.router.run(WAYS);
         let mut first = None;
         for path in ["af-packet", "tcx"] {
@@ -155,8 +202,12 @@ fn flows_are_spread() {
             }
             let folder = Folder::new();
             let router = forward(network, &folder, &["l3", "ra", "rb", "rc", "--path", path]);
+            let far = [("rb", &network.server), ("rc", &other)];
+            let far = far.map(|(near, host)| (near, host, arrived(host)));
             let before = ways(network, FIRST);
             check_split(&before);
+            let (by_host, by_program) = check_counters(&folder, far);
+            assert_eq!(path == "tcx", by_program > 1_000, "{by_program} and {by_host}");
             let first = first.get_or_insert_with(|| before.clone());
             assert_eq!(*first, before, "{path}");
             for (interface, gone, left) in [("rb", "server", "other"), ("rc", "other", "server")] {

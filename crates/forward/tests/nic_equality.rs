@@ -508,6 +508,21 @@ fn flows_are_spread_over_hops() {
     interface(true);
     assert_eq!(without(&[], &mut emulators), [0; 3]);
 
+    let [mut by_host, mut by_programs] = [0; 2];
+    for emulator in &mut emulators {
+        emulator.count_hops().expect("it can be read");
+        emulator.count_hops().expect("it can be read");
+    }
+    for traffic in fib.snapshot().hop_traffic() {
+        assert!(hops.iter().any(|(hop, _)| *hop == traffic.hop));
+        // Each packet was processed twice on the host beside two programs, and then once more.
+        assert_eq!(traffic.host.packets, traffic.nic.packets * 3 / 2, "{traffic:?}");
+        assert_eq!(traffic.host.bytes, traffic.nic.bytes * 3 / 2, "{traffic:?}");
+        (by_host, by_programs) =
+            (by_host + traffic.host.packets, by_programs + traffic.nic.packets);
+    }
+    assert_eq!((by_host, by_programs), (5 * 800 * 3, 5 * 800 * 2));
+
     // Fragments: the first ones with any ports, and later ones.
     let fragment = |port, word: u16| {
         let mut frame = datagram(segment((ip("10.0.0.2"), port), (ip("10.9.3.4"), 80), 0, 7, 9));

@@ -212,6 +212,15 @@ impl Emulator {
         Ok(NicCounters::new(&counters(&self.maps[self.layout.counters])?))
     }
 
+    /// Adds what the programs have counted for each hop to the counters of the table: see
+    /// [`NicPipeline::count_hops`](super::NicPipeline::count_hops).
+    ///
+    /// # Errors
+    /// [`EmulatorError::Follow`].
+    pub fn count_hops(&mut self) -> Result<(), EmulatorError> {
+        Ok(self.follower.count_hops(&self.maps)?)
+    }
+
     /// Refreshes flows in the host's table that are in use here; examines at most `count` translations. Returns how
     /// many.
     ///

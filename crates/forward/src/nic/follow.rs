@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
 };
 
 use thiserror::Error;
@@ -19,8 +19,8 @@ use crate::{
     packet::{Port, TCP, TcpFlags},
     pipeline::{BuiltinStage, Offload, Stage},
     tables::{
-        Fib, FibChange, FibFeed, FibSnapshot, HopTable, Interface, NatChange, NatFeed, NatFlow,
-        NatTable, NatTuple, Prefix, Route, RouteEntry, TcpProgress, Update,
+        Fib, FibChange, FibFeed, FibSnapshot, HopCell, HopTable, Interface, NatChange, NatFeed,
+        NatFlow, NatTable, NatTuple, Prefix, Route, RouteEntry, TcpProgress, Update,
     },
 };
 
@@ -64,6 +64,15 @@ struct HopEntry {
     routes: u32,
 }
 
+/// A hop of groups that is counted: its counters, the numbers in the map when they were last read, and the number of groups with it.
+#[derive(Debug)]
+struct CountedHop {
+    cell: Arc<HopCell>,
+    key: u32,
+    read: [u64; 2],
+    groups: u32,
+}
+
 /// The translation of a flow: the time of its last packet and what its last TCP segment said, when they were last read, and whether it is
 /// in the map.
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,6 +90,7 @@ pub(super) struct Follower {
     routes: BTreeMap<Prefix, RouteEntry>,
     groups: BTreeMap<u32, HopTable>,
     hops: BTreeMap<(Port, IpAddr), HopEntry>,
+    counted: BTreeMap<Route, CountedHop>,
     /// Free indices; the most recently freed one comes last.
     free: VecDeque<u32>,
     next_hop: u32,
@@ -102,6 +112,7 @@ impl Follower {
             routes: BTreeMap::new(),
             groups: BTreeMap::new(),
             hops: BTreeMap::new(),
+            counted: BTreeMap::new(),
             free: VecDeque::new(),
             next_hop: 0,
             macs: BTreeMap::new(),
@@ -155,6 +166,12 @@ impl Follower {
         // Its first packets wait for each other: a SYN for nothing, its answer for the SYN.
         let handed_over = (flow.original.protocol != TCP).then_some(now);
         MapWriter { follower: self, maps }.add_flow(flow, handed_over)
+    }
+
+    /// Adds what programs have counted for each hop of a group to the table's counters.
+    pub(super) fn count_hops<T: BpfMap>(&mut self, maps: &[T]) -> Result<(), FollowError> {
+        let map = &maps[self.layout.hop_traffic];
+        self.counted.values_mut().try_for_each(|one| one.read(map))
     }
 
     /// Refreshes flows in the host's table whose packets the program has translated since they were last examined;
@@ -409,8 +426,45 @@ impl<T: BpfMap> MapWriter<'_, T> {
             return written;
         }
 
+        table.iter().try_for_each(|table| self.start_counting(table))?;
+        before.iter().try_for_each(|table| self.end_counting(table))?;
         set(&mut self.follower.groups, number, table);
         before.iter().flat_map(routers).for_each(|router| self.leave_hop(router));
+        Ok(())
+    }
+
+    /// Counts the hops of a group from here on: the numbers in the map may be another hop's.
+    fn start_counting(&mut self, table: &HopTable) -> Result<(), FollowError> {
+        let Follower { counted, hops, layout, .. } = &mut *self.follower;
+        for (hop, cell) in table.counted() {
+            if let Some(known) = counted.get_mut(&hop) {
+                known.groups += 1;
+                continue;
+            }
+            let key = match hop.via {
+                None => u32::from(hop.port.0),
+                Some(via) => {
+                    let index = hops.get(&(hop.port, via)).map_or(0, |router| router.index);
+                    u32::from(layout.sizes.ports) + index
+                }
+            };
+            let read = hop_traffic(&self.maps[layout.hop_traffic], key)?;
+            counted.insert(hop, CountedHop { cell: Arc::clone(cell), key, read, groups: 1 });
+        }
+        Ok(())
+    }
+
+    fn end_counting(&mut self, table: &HopTable) -> Result<(), FollowError> {
+        let Follower { counted, layout, .. } = &mut *self.follower;
+        for (hop, _) in table.counted() {
+            let Some(known) = counted.get_mut(&hop) else { continue };
+            known.groups -= 1;
+            if known.groups == 0 {
+                let read = known.read(&self.maps[layout.hop_traffic]);
+                counted.remove(&hop);
+                read?;
+            }
+        }
         Ok(())
     }
 
@@ -496,6 +550,25 @@ impl<T: BpfMap> MapWriter<'_, T> {
     }
 }
 
+impl CountedHop {
+    /// Adds what has been counted since the last time.
+    fn read<T: BpfMap>(&mut self, map: &T) -> Result<(), FollowError> {
+        let now = hop_traffic(map, self.key)?;
+        self.cell.add_nic([0, 1].map(|at| now[at].wrapping_sub(self.read[at])));
+        self.read = now;
+        Ok(())
+    }
+}
+
+/// The packets and bytes of a hop, summed over all processors. A port beyond the last one has none.
+fn hop_traffic<T: BpfMap>(map: &T, key: u32) -> Result<[u64; 2], FollowError> {
+    match sums(map, key, 2) {
+        Ok(sums) => Ok([0, 1].map(|at| sums.get(at).copied().unwrap_or(0))),
+        Err(MapError::Missing) => Ok([0; 2]),
+        Err(error) => Err(FollowError::of("hop counters", error)),
+    }
+}
+
 /// Returns the router of a single hop.
 const fn router(route: RouteEntry) -> Option<(Port, IpAddr)> {
     match route {
@@ -532,8 +605,11 @@ fn set<K: Ord, V>(table: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
 
 /// The counters, summed over all processors.
 pub(super) fn counters<T: BpfMap>(map: &T) -> Result<Vec<u64>, MapError> {
-    let values = map.value(&0_u32.to_ne_bytes())?;
-    let count = usize::try_from(layout::counter_count()).unwrap_or(0);
+    sums(map, 0, usize::try_from(layout::counter_count()).unwrap_or(0))
+}
+
+fn sums<T: BpfMap>(map: &T, key: u32, count: usize) -> Result<Vec<u64>, MapError> {
+    let values = map.value(&key.to_ne_bytes())?;
     let mut sums = vec![0_u64; count];
     for of_processor in values.chunks_exact(count * 8) {
         for (sum, value) in sums.iter_mut().zip(of_processor.as_chunks::<8>().0) {

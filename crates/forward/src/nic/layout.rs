@@ -74,6 +74,8 @@ pub(super) struct Layout {
     pub(super) interfaces: usize,
     pub(super) hops: usize,
     pub(super) groups: usize,
+    /// Packets and bytes of each hop of a group: those on the link of a port by the port, then the routers by their index.
+    pub(super) hop_traffic: usize,
     pub(super) routes: [usize; 2],
     pub(super) neighbours: [usize; 2],
     pub(super) flows: [usize; 2],
@@ -89,6 +91,8 @@ pub(super) const ADDRESS_BYTES: [u32; 2] = [4, 16];
 pub(super) const GROUP: u32 = 1 << 16;
 /// In the word of a bucket, the bits of its port; those of its router follow.
 pub(super) const BUCKET_PORT_BITS: u32 = 8;
+/// Two numbers: packets and bytes.
+pub(super) const HOP_TRAFFIC_BYTES: u32 = 16;
 /// The offset of the last packet's time in a translation.
 pub(super) const USED_AT: [i16; 2] = [16, 40];
 /// The offset of a word that is not 0 while packets of the flow may still be with the host: how many more go up at most.
@@ -127,6 +131,8 @@ impl Layout {
             this.hops = this.add(MapSpec::array(NEIGHBOUR_VALUE_BYTES, sizes.neighbours));
             let bucket_bytes = u32::try_from(BUCKETS * 4).unwrap_or(0);
             this.groups = this.add(MapSpec::array(bucket_bytes, sizes.groups));
+            let hops = ports + sizes.neighbours;
+            this.hop_traffic = this.add(MapSpec::per_cpu_array(HOP_TRAFFIC_BYTES, hops));
             for (version, bytes) in ADDRESS_BYTES.into_iter().enumerate() {
                 let routes = MapSpec::new(MapKind::LpmTrie, 4 + bytes, 8, sizes.routes);
                 this.routes[version] = this.add(routes);

@@ -376,6 +376,18 @@ impl NicPipeline {
         Ok(NicCounters::new(&counters(&self.maps[self.layout.counters])?))
     }
 
+    /// Adds what the programs have counted for each hop of a route with several to the counters of the table
+    /// ([`FibSnapshot::hop_traffic`](crate::tables::FibSnapshot::hop_traffic)). Also done when a hop goes.
+    ///
+    /// # Cost
+    /// A system call for each such hop.
+    ///
+    /// # Errors
+    /// [`NicError::Follow`].
+    pub fn count_hops(&mut self) -> Result<(), NicError> {
+        Ok(self.follower.count_hops(&self.maps)?)
+    }
+
     /// Refreshes flows in the host's table that are in use here; examines at most `count` translations, and the next
     /// call continues after them. Returns how many.
     ///

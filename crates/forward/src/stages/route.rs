@@ -127,11 +127,12 @@ fn route(fib: &FibSnapshot, packet: &mut Packet) -> Result<Verdict, Neighbour> {
     let Some((_, destination)) = headers.addresses(packet.bytes()) else {
         return Ok(Verdict::Drop(DropReason::NotIp));
     };
-    let hop = match fib.next_hop(destination, || FlowHash::of(&headers, packet.bytes())) {
-        Ok(hop) => hop,
-        Err(NextHopError::Route) => return Ok(Verdict::Drop(DropReason::NoRoute)),
-        Err(NextHopError::Neighbour { port, next }) => return Err((port, next)),
-    };
+    let (hop, cell) =
+        match fib.counted_next_hop(destination, || FlowHash::of(&headers, packet.bytes())) {
+            Ok(hop) => hop,
+            Err(NextHopError::Route) => return Ok(Verdict::Drop(DropReason::NoRoute)),
+            Err(NextHopError::Neighbour { port, next }) => return Err((port, next)),
+        };
     let is_long = packet.longest_bytes(&headers) > hop.mtu;
     let is_fragmentable = is_long
         && packet.part().is_none()
@@ -142,6 +143,9 @@ fn route(fib: &FibSnapshot, packet: &mut Packet) -> Result<Verdict, Neighbour> {
     }
     packet.set_destination_mac(hop.to);
     packet.set_source_mac(hop.from);
+    if let Some(cell) = cell {
+        cell.count(packet.len());
+    }
     Ok(if is_long { Verdict::Fragment(hop.port, hop.mtu) } else { Verdict::SetEgress(hop.port) })
 }
 

@@ -1,8 +1,14 @@
 //! The groups of hops that routes lead to, by number: prefixes with the same hops share one.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
 
-use super::hops::{HopGroup, HopTable, Route};
+use super::{
+    hop_counters::{HopCounters, HopTraffic},
+    hops::{HopGroup, HopTable, Route},
+};
 
 /// The entry of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +37,17 @@ pub(super) struct HopGroups {
     next: u32,
     /// Routers of groups that do not answer.
     failed: BTreeSet<Route>,
+    counters: HopCounters,
 }
 
 impl HopGroups {
     pub(super) fn is_empty(&self) -> bool {
         self.groups.is_empty()
+    }
+
+    /// Returns the traffic of each hop.
+    pub(super) fn traffic(&self) -> Vec<HopTraffic> {
+        self.counters.traffic()
     }
 
     #[inline]
@@ -60,7 +72,8 @@ impl HopGroups {
             self.next - 1
         });
         let is_alive = |hop: &Route| has_interface(hop) && !self.failed.contains(hop);
-        let table = HopTable::new(hops.clone(), is_alive);
+        let cells = hops.hops().iter().map(|(hop, _)| self.counters.cell(*hop)).collect();
+        let table = HopTable::new(hops.clone(), cells, is_alive);
         self.groups.insert(number, CountedGroup { table, routes: 1 });
         self.numbers.insert(hops.clone(), number);
         number
@@ -108,7 +121,8 @@ impl HopGroups {
         let is_alive = |hop: &Route| has_interface(hop) && !failed.contains(hop);
         let mut dealt = Vec::new();
         for (number, one) in groups.iter_mut().filter(|(_, one)| one.has(&is_hop)) {
-            let table = HopTable::new(one.table.group().clone(), is_alive);
+            let known = &one.table;
+            let table = HopTable::new(known.group().clone(), Arc::clone(known.cells()), is_alive);
             if table != one.table {
                 one.table = table.clone();
                 dealt.push((*number, table));

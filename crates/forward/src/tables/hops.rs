@@ -12,6 +12,7 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use thiserror::Error;
 
+use super::hop_counters::HopCell;
 use crate::packet::{Fragment, Headers, Port, Transport};
 
 /// The next hop of a prefix.
@@ -137,9 +138,11 @@ impl HopGroup {
 }
 
 /// A group of hops with the buckets of those that live.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct HopTable {
     group: HopGroup,
+    /// The counters of each hop.
+    cells: Arc<[Arc<HopCell>]>,
     /// The index of each bucket's hop.
     buckets: Arc<[u8; BUCKETS]>,
 }
@@ -149,7 +152,11 @@ impl HopTable {
     ///
     /// # Cost
     /// A logarithm for each bucket and hop: some 20 µs a hop.
-    pub(super) fn new(group: HopGroup, is_alive: impl Fn(&Route) -> bool) -> Self {
+    pub(super) fn new(
+        group: HopGroup,
+        cells: Arc<[Arc<HopCell>]>,
+        is_alive: impl Fn(&Route) -> bool,
+    ) -> Self {
         let all = || (0_u8..).zip(group.hops());
         let mut hops: Vec<_> = all().filter(|(_, (hop, _))| is_alive(hop)).collect();
         if hops.is_empty() {
@@ -170,7 +177,7 @@ impl HopTable {
             let least = hops.iter().map(drawn).min_by(|one, other| one.0.total_cmp(&other.0));
             *bucket = least.map_or(0, |(_, index)| index);
         }
-        Self { group, buckets: Arc::new(buckets) }
+        Self { group, cells, buckets: Arc::new(buckets) }
     }
 
     /// Returns all hops, including those that do not live.
@@ -193,6 +200,23 @@ impl HopTable {
         self.of_bucket(self.buckets[flow.bucket()])
     }
 
+    /// Returns the hop of a flow, with its counters.
+    #[inline]
+    pub(super) fn counted_hop(&self, flow: FlowHash) -> (Route, Option<&HopCell>) {
+        let index = self.buckets[flow.bucket()];
+        (self.of_bucket(index), self.cells.get(usize::from(index)).map(|cell| &**cell))
+    }
+
+    pub(super) const fn cells(&self) -> &Arc<[Arc<HopCell>]> {
+        &self.cells
+    }
+
+    /// Returns all hops with their counters.
+    #[cfg(feature = "nic")]
+    pub(crate) fn counted(&self) -> impl Iterator<Item = (Route, &Arc<HopCell>)> {
+        self.group.hops().iter().map(|(hop, _)| *hop).zip(&*self.cells)
+    }
+
     /// Returns the hop of each bucket.
     #[cfg(feature = "nic")]
     pub(crate) fn of_buckets(&self) -> impl Iterator<Item = Route> {
@@ -203,6 +227,15 @@ impl HopTable {
         self.group.0[usize::from(index)].0
     }
 }
+
+/// Tables with the same buckets are equal, whatever they have counted.
+impl PartialEq for HopTable {
+    fn eq(&self, other: &Self) -> bool {
+        self.group == other.group && self.buckets == other.buckets
+    }
+}
+
+impl Eq for HopTable {}
 
 /// A number that only depends on the hop.
 fn identity(hop: &Route) -> u64 {
@@ -229,6 +262,10 @@ mod tests {
         HopGroup::new(hops).unwrap()
     }
 
+    fn table(group: HopGroup, is_alive: impl Fn(&Route) -> bool) -> HopTable {
+        HopTable::new(group, Arc::default(), is_alive)
+    }
+
     /// Goal: shares are as the weights say, up to chance; when a hop goes, exactly its buckets move, to all others, and return with it; a hop
     /// that is left out and one that does not live are the same; if none lives, all are used. Method: groups of all sizes.
     #[test]
@@ -236,8 +273,8 @@ mod tests {
         for count in 2..=HOPS_MAX {
             let weights: Vec<u16> = (0_u16..).map(|at| 1 + at % 3 * 2).take(count).collect();
             let all = group(&weights);
-            let whole = HopTable::new(all.clone(), |_| true);
-            assert_eq!(HopTable::new(all.clone(), |_| false), whole);
+            let whole = table(all.clone(), |_| true);
+            assert_eq!(table(all.clone(), |_| false), whole);
             let sum: u16 = weights.iter().sum();
             for (share, weight) in whole.shares().into_iter().zip(&weights) {
                 let odds = f64::from(*weight) / f64::from(sum);
@@ -247,7 +284,7 @@ mod tests {
                 assert!((share - expected).abs() < 4.0 * deviation, "{share} of {expected}");
             }
             let gone = Port(u16::try_from(count / 2).unwrap());
-            let without = HopTable::new(all.clone(), |hop| hop.port != gone);
+            let without = table(all.clone(), |hop| hop.port != gone);
             let mut to = std::collections::BTreeSet::new();
             for (before, after) in whole.of_buckets().zip(without.of_buckets()) {
                 if before.port == gone {
@@ -258,7 +295,7 @@ mod tests {
             }
             assert!(!to.contains(&gone) && (to.len() > 1 || count < 4), "{count}: {to:?}");
             let left = all.hops().iter().filter(|(hop, _)| hop.port != gone).copied();
-            let left = HopTable::new(HopGroup::new(left).unwrap(), |_| true);
+            let left = table(HopGroup::new(left).unwrap(), |_| true);
             assert!(left.of_buckets().eq(without.of_buckets()));
         }
     }

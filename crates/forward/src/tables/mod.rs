@@ -9,6 +9,7 @@
 mod counters;
 mod feed;
 mod groups;
+mod hop_counters;
 mod hops;
 mod nat;
 mod prefix;
@@ -16,11 +17,14 @@ mod routes;
 mod trie;
 
 #[cfg(feature = "nic")]
+pub(crate) use self::hop_counters::HopCell;
+#[cfg(feature = "nic")]
 pub(crate) use self::hops::{BUCKET_BITS, BUCKETS, MULTIPLIER};
 pub use self::{
     counters::{CounterSnapshot, Traffic, TrafficCounters},
     feed::{Feed, Update},
     groups::RouteEntry,
+    hop_counters::HopTraffic,
     hops::{FlowHash, HOPS_MAX, HopGroup, HopGroupError, HopTable, Route},
     nat::{
         NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFeed, NatFlow, NatRestoreError,

@@ -11,6 +11,7 @@ use vigie_via::link::MacAddress;
 use super::{
     feed::{Feed, TableReader, VersionedTable},
     groups::{HopGroups, RouteEntry},
+    hop_counters::{HopCell, HopTraffic},
     hops::{FlowHash, HopGroup, HopTable, Route},
     prefix::Prefix,
     trie::Trie,
@@ -109,9 +110,19 @@ impl FibSnapshot {
     #[must_use]
     #[inline]
     pub fn route(&self, address: IpAddr, flow: impl FnOnce() -> FlowHash) -> Option<Route> {
+        Some(self.counted_route(address, flow)?.0)
+    }
+
+    /// The same, with the counters of the hop if the route has several.
+    #[inline]
+    fn counted_route(
+        &self,
+        address: IpAddr,
+        flow: impl FnOnce() -> FlowHash,
+    ) -> Option<(Route, Option<&HopCell>)> {
         match self.routes.lookup(address)? {
-            RouteEntry::Hop(route) => Some(*route),
-            RouteEntry::Group(number) => Some(self.groups.table(*number)?.hop(flow())),
+            RouteEntry::Hop(route) => Some((*route, None)),
+            RouteEntry::Group(number) => Some(self.groups.table(*number)?.counted_hop(flow())),
         }
     }
 
@@ -141,12 +152,23 @@ impl FibSnapshot {
         address: IpAddr,
         flow: impl FnOnce() -> FlowHash,
     ) -> Result<NextHop, NextHopError> {
-        let route = self.route(address, flow).ok_or(NextHopError::Route)?;
+        self.counted_next_hop(address, flow).map(|(hop, _)| hop)
+    }
+
+    /// The same, with the counters of the hop if the route has several.
+    #[inline]
+    pub(crate) fn counted_next_hop(
+        &self,
+        address: IpAddr,
+        flow: impl FnOnce() -> FlowHash,
+    ) -> Result<(NextHop, Option<&HopCell>), NextHopError> {
+        let (route, cell) = self.counted_route(address, flow).ok_or(NextHopError::Route)?;
         let interface = self.interfaces.get(&route.port).ok_or(NextHopError::Route)?;
         let next = route.via.unwrap_or(address);
         let to = self.neighbour(route.port, next);
         let to = to.ok_or(NextHopError::Neighbour { port: route.port, next })?;
-        Ok(NextHop { port: route.port, to, from: interface.address, mtu: interface.mtu })
+        let hop = NextHop { port: route.port, to, from: interface.address, mtu: interface.mtu };
+        Ok((hop, cell))
     }
 
     /// Visits all routes, in the order of their prefixes.
@@ -157,6 +179,12 @@ impl FibSnapshot {
     /// Visits all groups of hops, in the order of their numbers.
     pub fn each_group(&self, visit: impl FnMut(u32, &HopTable)) {
         self.groups.each(visit);
+    }
+
+    /// Returns what each hop of routes with several has got so far. A hop to which no route leads any more is forgotten some time later.
+    #[must_use]
+    pub fn hop_traffic(&self) -> Vec<HopTraffic> {
+        self.groups.traffic()
     }
 
     /// Visits all neighbours, in order.

@@ -8,7 +8,7 @@ use std::{
     fmt::Write,
 };
 
-use crate::stats::{FlowReport, InstanceReport, TargetReport};
+use crate::stats::{FlowReport, HopReport, InstanceReport, TargetReport};
 
 /// Counters of `stats` that go down, too.
 const GAUGES: [&str; 4] =
@@ -143,6 +143,23 @@ impl Families {
         }
         for target in &flow.targets {
             self.target(&flow.name, target);
+        }
+        for hop in &flow.hops {
+            self.hop(&flow.name, hop);
+        }
+    }
+
+    /// A hop of routes with several, of host and interface.
+    fn hop(&mut self, flow: &str, of: &HopReport) {
+        let gateway = of.gateway.map_or_else(String::new, |gateway| gateway.to_string());
+        for (side, packets, bytes) in
+            [("host", of.host_packets, of.host_bytes), ("nic", of.nic_packets, of.nic_bytes)]
+        {
+            let of_hop = [("flow", flow), ("interface", &of.interface), ("gateway", &gateway)];
+            let labels = [of_hop[0], of_hop[1], of_hop[2], ("side", side)];
+            let help = "Packets to a hop of routes with several.";
+            self.counter("hop_packets", help, &labels, packets);
+            self.counter("hop_bytes", "Bytes of these packets.", &labels, bytes);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The report of an instance.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +73,22 @@ pub(crate) struct FlowReport {
     /// The targets of a relay, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) targets: Vec<TargetReport>,
+    /// The hops of routes with several, by interface and gateway.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hops: Vec<HopReport>,
+}
+
+/// A hop of routes with several, at one time. The packets of single hops are not counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HopReport {
+    pub(crate) interface: String,
+    /// The router; none if the destination is on the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gateway: Option<IpAddr>,
+    pub(crate) host_packets: u64,
+    pub(crate) host_bytes: u64,
+    pub(crate) nic_packets: u64,
+    pub(crate) nic_bytes: u64,
 }
 
 /// A target of a relay, at one time.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::report::{FlowReport, InstanceReport, TargetReport};
+use super::report::{FlowReport, HopReport, InstanceReport, TargetReport};
 
 /// Shows a report, with rates if there was one before.
 pub(crate) fn render(report: &InstanceReport, before: Option<&InstanceReport>) -> String {
@@ -83,7 +83,24 @@ fn write_details(text: &mut String, flow: &FlowReport) -> Result<(), std::fmt::E
     for (name, value) in flow.counters.iter().filter(|(_, value)| **value > 0) {
         writeln!(text, "  {name} {value}")?;
     }
-    write_targets(text, &flow.targets)
+    write_targets(text, &flow.targets)?;
+    write_hops(text, &flow.hops)
+}
+
+fn write_hops(text: &mut String, hops: &[HopReport]) -> Result<(), std::fmt::Error> {
+    if hops.is_empty() {
+        return Ok(());
+    }
+    let header =
+        ["  hop", "interface", "host: packets", "host: bytes", "nic: packets", "nic: bytes"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for one in hops {
+        let gateway = one.gateway.map_or_else(|| "on link".to_owned(), |to| to.to_string());
+        let numbers = [one.host_packets, one.host_bytes, one.nic_packets, one.nic_bytes];
+        let texts = [format!("  {gateway}"), one.interface.clone()];
+        rows.push(texts.into_iter().chain(numbers.map(|number| number.to_string())).collect());
+    }
+    write_aligned(text, &rows, 2)
 }
 
 fn write_targets(text: &mut String, targets: &[TargetReport]) -> Result<(), std::fmt::Error> {
@@ -157,6 +174,16 @@ mod tests {
                 failures: 2,
                 ..TargetReport::default()
             }],
+            hops: [Some([10, 0, 0, 1].into()), None]
+                .map(|gateway| HopReport {
+                    interface: "eth0".to_owned(),
+                    gateway,
+                    host_packets: 2,
+                    host_bytes: 120,
+                    nic_packets: 30,
+                    nic_bytes: 1800,
+                })
+                .into(),
             ..FlowReport::default()
         };
         let before = InstanceReport {
@@ -180,6 +207,9 @@ web (relay, host): a -> b
   accepted 10
   target              state    weight  active  connections  failures  checks failed
   tcp://192.0.2.1:80  avoided       3       0           10         2              0
+  hop       interface  host: packets  host: bytes  nic: packets  nic: bytes
+  10.0.0.1  eth0                   2          120            30        1800
+  on link   eth0                   2          120            30        1800
 ";
         assert_eq!(render(&before, None), expected);
         let mut report = before.clone();

@@ -1,8 +1,8 @@
 //! Route: the longest prefix, the interface, the neighbour.
 
 use super::emitter::{
-    CONTEXT, Emitter, FRAGMENT, KEY, NetworkKind, OUT, PACKET_LENGTH, PROTOCOL, SKB_SEGMENT_BYTES,
-    TCP, TRANSPORT, UDP, VALUE, WHOLE, WORK,
+    CONTEXT, Emitter, FRAGMENT, KEY, LENGTH, NetworkKind, OUT, PACKET_LENGTH, PROTOCOL,
+    SKB_SEGMENT_BYTES, TCP, TRANSPORT, UDP, VALUE, WHOLE, WORK,
 };
 use crate::{
     bpf::{
@@ -36,7 +36,24 @@ impl Emitter<'_> {
         self.look_up(self.layout.routes[version]);
         self.a.branch(Condition::Equal, R0, 0, no_route);
         self.a.load(Size::Word, R1, R0, 0).load(Size::Word, R2, R0, 4);
+        let [single, sent] = [(); 2].map(|()| self.a.label());
+        self.a.branch(Condition::NotEqual, R1, i32::try_from(GROUP).unwrap_or(0), single);
+        // All of it twice, so that single hops pay nothing for counting.
         self.choose_hop(kind, no_route);
+        self.send_to_hop((kind, version), no_route, no_neighbour);
+        self.count_hop();
+        self.a.jump(sent).bind(single);
+        self.send_to_hop((kind, version), no_route, no_neighbour);
+        self.a.bind(sent);
+    }
+
+    /// Sends the packet to the port in R1 and the router in R2.
+    fn send_to_hop(
+        &mut self,
+        (kind, version): (NetworkKind, usize),
+        no_route: Label,
+        no_neighbour: Label,
+    ) {
         self.keep(PORT, R1);
         self.keep(HOP, R2);
         self.a.store(Size::Word, R10, KEY, R1);
@@ -72,10 +89,24 @@ impl Emitter<'_> {
         self.keep(OUT, R1);
     }
 
-    /// If R1 says that the route leads to the group in R2: R1 = the port, R2 = the router of the packet's flow.
+    /// Counts the packet for its hop.
+    fn count_hop(&mut self) {
+        let [by_router, keyed, end] = [(); 3].map(|()| self.a.label());
+        self.get(R1, HOP);
+        self.a.branch(Condition::NotEqual, R1, 0, by_router);
+        self.get(R1, PORT);
+        let before_routers = i32::from(self.layout.sizes.ports) - 1;
+        self.a.jump(keyed).bind(by_router).add(R1, before_routers).bind(keyed);
+        self.a.store(Size::Word, R10, KEY, R1);
+        self.look_up(self.layout.hop_traffic);
+        self.a.branch(Condition::Equal, R0, 0, end);
+        self.get(R2, LENGTH);
+        self.a.load(Size::Double, R1, R0, 0).add(R1, 1).store(Size::Double, R0, 0, R1);
+        self.a.load(Size::Double, R1, R0, 8).add(R1, R2).store(Size::Double, R0, 8, R1).bind(end);
+    }
+
+    /// R1 = the port, R2 = the router of the packet's flow in the group R2.
     fn choose_hop(&mut self, kind: NetworkKind, no_route: Label) {
-        let chosen = self.a.label();
-        self.a.branch(Condition::NotEqual, R1, i32::try_from(GROUP).unwrap_or(0), chosen);
         self.a.store(Size::Word, R10, KEY, R2);
         self.look_up(self.layout.groups);
         self.a.branch(Condition::Equal, R0, 0, no_route);
@@ -89,7 +120,6 @@ impl Emitter<'_> {
             R1,
             (1 << bits) - 1,
         );
-        self.a.bind(chosen);
     }
 
     /// R1 = the hash of the packet's flow, as `tables::FlowHash` has it. R0 stays.

@@ -352,6 +352,11 @@ impl FrameProgram {
         }
     }
 
+    /// Adds what it has counted of each hop to the table's counters; what cannot be read now, the next call adds.
+    pub(super) fn count_hops(&self) {
+        let _ = self.nic().count_hops();
+    }
+
     /// Returns its counters, and how many packets it left to the host.
     pub(super) fn counters(&self) -> Option<(CounterSnapshot, u64)> {
         let counters = self.nic().counters().ok()?;

@@ -220,11 +220,13 @@ impl Running for FramesFlow {
         if let Some(nat) = &self.nat {
             nat.count(&mut counters);
         }
+        self.program.iter().for_each(FrameProgram::count_hops);
+        let hops = self.tables.hop_traffic();
         let place = self.program.as_ref().filter(|program| program.is_attached());
         let place = place.and_then(FrameProgram::mode).map(|mode| mode_name(mode).to_owned());
         let path = place.unwrap_or_else(|| self.head.path.clone());
         let (units, bytes) = (sent.packets, sent.bytes);
-        FlowReport { path, units, bytes, dropped, counters, ..self.head.clone() }
+        FlowReport { path, units, bytes, dropped, counters, hops, ..self.head.clone() }
     }
 
     fn follow(&mut self, cache: &NetlinkCache, changes: &[Change]) {

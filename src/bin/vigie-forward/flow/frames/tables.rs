@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 use vigie::{
     forward::{
         packet::Port,
-        tables::{Fib, HOPS_MAX, HopGroup, HopGroupError, Interface, Prefix, Route},
+        tables::{Fib, HOPS_MAX, HopGroup, HopGroupError, HopTraffic, Interface, Prefix, Route},
     },
     via::link::MacAddress,
 };
@@ -14,6 +14,7 @@ use super::{questions::Questions, stages::KERNEL};
 use crate::{
     journal::log,
     kernel::{Change, NetlinkCache, SourceAddresses, Target},
+    stats::HopReport,
 };
 
 /// The number of requests in one poll.
@@ -157,6 +158,19 @@ impl Tables {
             Ok(group) => self.fib.set_hops(prefix, &group),
             Err(_) => self.fib.set_route(prefix, Some(Route::on_link(KERNEL))),
         }
+    }
+
+    /// Returns what each hop of routes with several has got so far.
+    pub(super) fn hop_traffic(&self) -> Vec<HopReport> {
+        let report = |one: HopTraffic| HopReport {
+            interface: self.names.get(usize::from(one.hop.port.0)).cloned().unwrap_or_default(),
+            gateway: one.hop.via,
+            host_packets: one.host.packets,
+            host_bytes: one.host.bytes,
+            nic_packets: one.nic.packets,
+            nic_bytes: one.nic.bytes,
+        };
+        self.fib.snapshot().hop_traffic().into_iter().map(report).collect()
     }
 
     /// Returns the indices of our interfaces.

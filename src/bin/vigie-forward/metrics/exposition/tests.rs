@@ -88,7 +88,7 @@ fn every_counter_is_a_sample() {
     relay
         .targets
         .push(TargetReport { host: Some("web.test".to_owned()), ..target("unix:/x", "avoided") });
-    let router = flow(
+    let mut router = flow(
         "router",
         &[
             ("dropped: no route", 11),
@@ -103,6 +103,15 @@ fn every_counter_is_a_sample() {
             ("rule: publish tcp:80=10.0.0.2:8080", 20),
         ],
     );
+    let hop = HopReport {
+        interface: "eth1".to_owned(),
+        gateway: Some([10, 0, 0, 1].into()),
+        host_packets: 41,
+        host_bytes: 42,
+        nic_packets: 43,
+        nic_bytes: 44,
+    };
+    router.hops = vec![HopReport { gateway: None, ..hop.clone() }, hop];
     let text = text(&report(vec![relay, router, flow("dns", &[("dropped", 19)])]));
     let samples = checked(&text);
     for (sample, value) in [
@@ -124,6 +133,14 @@ fn every_counter_is_a_sample() {
         (
             "vigie_forward_target_failures_total{flow=\"web\",target=\"unix:/x\",host=\"web.test\"}",
             4.0,
+        ),
+        (
+            "vigie_forward_hop_packets_total{flow=\"router\",interface=\"eth1\",gateway=\"10.0.0.1\",side=\"host\"}",
+            41.0,
+        ),
+        (
+            "vigie_forward_hop_bytes_total{flow=\"router\",interface=\"eth1\",gateway=\"\",side=\"nic\"}",
+            44.0,
         ),
         ("vigie_forward_uptime_seconds", 61.0),
         ("vigie_forward_routes", 3.0),
