@@ -154,6 +154,11 @@ fn prepare_streams(
     if let Some(form) = relay.framed {
         builder = builder.framing(framing(form, relay));
         head.path = "framed".to_owned();
+        head.because = match relay.frame_mode {
+            FrameMode::Planned => "as the model chose by the measured times of both links",
+            FrameMode::StoreAndForward | FrameMode::CutThrough => "as configured",
+        }
+        .to_owned();
     }
 
     if relay.proxy_send {
@@ -412,8 +417,35 @@ impl AnyRelayHandle {
             // A network may be given twice, of which only the first decides.
             *report.counters.entry(name).or_default() += rule.hits;
         }
-        FlowReport { targets: targets.into_iter().map(of_target).collect(), ..report }
+        let sentence = sentence(&report);
+        FlowReport { targets: targets.into_iter().map(of_target).collect(), sentence, ..report }
     }
+}
+
+/// Explains a relay in one sentence.
+fn sentence(of: &FlowReport) -> String {
+    let FlowReport { name, between, path, because, counters, .. } = of;
+    let count = |name: &str| counters.get(name).copied().unwrap_or(0);
+    let percent = |part: u64, all: u64| part.saturating_mul(100).checked_div(all);
+    let (spliced, copied) = (count("bytes_spliced"), count("bytes_copied"));
+    let (cut, messages) = (count("messages_cut_through"), count("messages"));
+    let how = match path.as_str() {
+        "adaptive" => match percent(spliced, spliced.saturating_add(copied)) {
+            Some(share) => format!(
+                "{share} % of the bytes were spliced and the others copied, as was measured to be faster on each connection"
+            ),
+            None => "no bytes yet, and each connection measures whether copying or splicing them is faster".to_owned(),
+        },
+        "framed" => match percent(cut, messages) {
+            Some(share) => format!(
+                "of {messages} messages {share} % were cut through and the others stored first, {because}"
+            ),
+            None => format!("no messages yet; they are stored first or cut through, {because}"),
+        },
+        "copy" | "splice" => format!("bytes move by {path}, as configured"),
+        _ => "datagrams are copied".to_owned(),
+    };
+    format!("`{name}` ({between}) is relayed between sockets, which no interface has: {how}.")
 }
 
 fn of_streams(head: &FlowReport, stats: &RelayStats, has_tls: bool) -> FlowReport {
@@ -463,4 +495,40 @@ fn of_target(stats: TargetStats) -> TargetReport {
 
 fn owned(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
     counters.map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each kind of relay is one sentence with what was measured. Method: reports by hand.
+    #[test]
+    fn relays_are_explained() {
+        let said = |path: &str, counters: &[(&str, u64)]| {
+            let counters = counters.iter().map(|(name, count)| ((*name).to_owned(), *count));
+            sentence(&FlowReport {
+                name: "web".to_owned(),
+                kind: "relay".to_owned(),
+                between: "a -> b".to_owned(),
+                path: path.to_owned(),
+                because: "as configured".to_owned(),
+                counters: counters.collect(),
+                ..FlowReport::default()
+            })
+        };
+        for (said, words) in [
+            (said("adaptive", &[("bytes_spliced", 3), ("bytes_copied", 1)]), "75 % of the bytes"),
+            (said("adaptive", &[]), "no bytes yet"),
+            (
+                said("framed", &[("messages", 4), ("messages_cut_through", 1)]),
+                "of 4 messages 25 % were cut through and the others stored first, as configured",
+            ),
+            (said("framed", &[]), "no messages yet"),
+            (said("splice", &[]), "by splice, as configured"),
+            (said("datagrams", &[]), "datagrams are copied"),
+        ] {
+            assert!(said.contains(words), "{said}");
+            assert!(said.starts_with("`web` (a -> b) is relayed") && said.ends_with('.'), "{said}");
+        }
+    }
 }

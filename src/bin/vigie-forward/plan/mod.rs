@@ -1,6 +1,7 @@
 //! `vigie-forward plan`: the cost of forwarding on this machine, and where the model would place it.
 
 mod measure;
+mod paths;
 mod present;
 
 use std::{fmt::Write, fs, io, path::Path, process::Command, time::Duration};
@@ -9,8 +10,11 @@ use serde_json::json;
 use thiserror::Error;
 use vigie::forward::{Bandwidth, Bus, Cost, Message, ModelError, Node, Plan, StageModel};
 
-pub(crate) use self::measure::program_cost;
 use self::measure::{PACKET_BYTES, PacketCosts, SEGMENTS_BYTES};
+pub(crate) use self::{
+    measure::program_cost,
+    paths::{PathDecision, ranked, work_of},
+};
 use crate::{
     cli::{PlanArgs, PlannedWork},
     privileges::{HeldRights, Right, listed},

@@ -59,6 +59,9 @@ pub(crate) struct FlowReport {
     /// The reason why it is not a better one; may be empty.
     #[serde(default)]
     pub(crate) because: String,
+    /// Why it is forwarded as it is, in one sentence, with the terms of the planner.
+    #[serde(default)]
+    pub(crate) sentence: String,
     /// `host` or `nic`.
     pub(crate) side: String,
     /// The number of times that it has moved between the sides.

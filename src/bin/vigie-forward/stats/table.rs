@@ -77,8 +77,9 @@ fn row(flow: &FlowReport) -> Vec<String> {
 
 fn write_details(text: &mut String, flow: &FlowReport) -> Result<(), std::fmt::Error> {
     writeln!(text, "\n{} ({}, {}): {}", flow.name, flow.kind, flow.side, flow.between)?;
-    if !flow.because.is_empty() {
-        writeln!(text, "  {}", flow.because)?;
+    let because = if flow.sentence.is_empty() { &flow.because } else { &flow.sentence };
+    if !because.is_empty() {
+        writeln!(text, "  {because}")?;
     }
     for (name, value) in flow.counters.iter().filter(|(_, value)| **value > 0) {
         writeln!(text, "  {name} {value}")?;
@@ -162,6 +163,8 @@ mod tests {
             state: "draining".to_owned(),
             between: "a -> b".to_owned(),
             path: "splice".to_owned(),
+            sentence: "`web` is one sentence.".to_owned(),
+            because: "not shown".to_owned(),
             side: "host".to_owned(),
             units: 10,
             bytes: 5_000_000,
@@ -204,6 +207,7 @@ flow  kind   path    state     moves  units    bytes  dropped
 web   relay  splice  draining      0     10  5000000        0
 
 web (relay, host): a -> b
+  `web` is one sentence.
   accepted 10
   target              state    weight  active  connections  failures  checks failed
   tcp://192.0.2.1:80  avoided       3       0           10         2              0

@@ -48,7 +48,9 @@ use self::{
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
     fullness::Fullness,
     own_address::{AddressWatch, OwnAddress},
-    program::{AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, mode_name},
+    program::{
+        AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, mode_name, path_of,
+    },
     questions::Questions,
     running::FramesFlow,
     state_file::StateFile,
@@ -61,6 +63,7 @@ use crate::{
     config::{FlowConfig, FlowKind, Frames, PathChoice, SegmentsChoice, WaitMode},
     journal::log,
     migration::Migration,
+    plan::{PathDecision, work_of},
     privileges::{HeldRights, Right},
     stats::FlowReport,
 };
@@ -95,6 +98,7 @@ struct PreparedFrames {
     state_file: Option<StateFile>,
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
+    decision: PathDecision,
     claims: Claims,
 }
 
@@ -137,7 +141,9 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
         ..FlowReport::default()
     };
 
-    let program = program(&mut head, frames, (&flow_interfaces, &own_address), &work, &fib)?;
+    let mut decision = undecided(&flow.kind, frames);
+    let (by, at) = ((frames, &mut decision), (&flow_interfaces[..], &own_address));
+    let program = program(&mut head, by, at, &work, &fib)?;
     if let Some(program) = &program {
         program.takes_flows_by(&taker);
     }
@@ -170,6 +176,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
         state_file,
         questions,
         program,
+        decision,
         claims,
     };
 
@@ -207,10 +214,25 @@ fn state_file(flow: &str, work: &Forwarding) -> Result<Option<StateFile>, FlowEr
     StateFile::restore(flow, path, table, keeps).map(Some)
 }
 
+/// The decision before anything is tried: by packet sockets, or by AF_XDP if that is named.
+fn undecided(kind: &FlowKind, frames: &Frames) -> PathDecision {
+    let host = match frames.path {
+        PathChoice::AfXdp => PathChoice::AfXdp,
+        _ => PathChoice::AfPacket,
+    };
+    PathDecision {
+        work: work_of(kind),
+        is_named: frames.path != PathChoice::Auto,
+        migrates: frames.migration().is_some(),
+        best: host,
+        refused: Vec::new(),
+    }
+}
+
 /// Attaches the program, if wanted and possible, and logs the alternative used instead.
 fn program(
     head: &mut FlowReport,
-    frames: &Frames,
+    (frames, decision): (&Frames, &mut PathDecision),
     (flow_interfaces, own_address): (&[FlowInterface], &Option<OwnAddress>),
     work: &Forwarding,
     fib: &Fib,
@@ -225,7 +247,6 @@ fn program(
 
     let stages = program_stages(work, fib)?;
     let stages: Vec<&dyn Stage> = stages.iter().map(|stage| &**stage).collect();
-    let translates = matches!(work, Forwarding::Translate { .. });
     let needs = match work {
         Forwarding::Wire if frames.migration().is_none() => HostRequirement::Nothing,
         Forwarding::Wire => HostRequirement::Frames,
@@ -237,8 +258,7 @@ fn program(
         &head.name,
         (frames.path, needs),
         (flow_interfaces, taken),
-        &stages,
-        translates,
+        (&stages, decision.work),
     );
     match attached {
         Ok((mut program, reasons)) => {
@@ -246,13 +266,16 @@ fn program(
                 log(format!("flow `{}`: not {reason}", head.name));
             }
             head.because = reasons.join("; ");
+            decision.best = program.mode().map_or(decision.best, path_of);
+            decision.refused = reasons;
             if frames.migration().is_some() {
                 // It is attached only under load.
                 program.pause();
             } else {
                 FlowSide::Nic.name().clone_into(&mut head.side);
                 let path = program.mode().map_or("a program", mode_name);
-                log(format!("flow `{}`: forwards by {path}", head.name));
+                let because = decision.sentence(decision.best);
+                log(format!("flow `{}`: forwards by {path}: {because}", head.name));
             }
             Ok(Some(program))
         }
@@ -264,7 +287,12 @@ fn program(
         }
         Err(refusal) if frames.path == PathChoice::Auto => {
             let text = refusal.text();
-            log(format!("flow `{}`: the host forwards by packet sockets, since {text}", head.name));
+            let terms = decision.terms(decision.best);
+            log(format!(
+                "flow `{}`: the host forwards by packet sockets, since {text}; that takes {terms}",
+                head.name
+            ));
+            decision.refused = vec![text.to_owned()];
             text.clone_into(&mut head.because);
             Ok(None)
         }
@@ -453,6 +481,7 @@ impl Prepared for PreparedFrames {
             routes: self.routes,
             names,
             program: self.program,
+            decision: self.decision,
             nat: self.nat,
             own_address: self.own_address,
             address_watch: self.address_watch,

@@ -17,8 +17,10 @@ use vigie::{
 };
 
 use crate::{
+    cli::PlannedWork,
     config::PathChoice,
     journal::log,
+    plan::ranked,
     privileges::{HeldRights, Right, listed},
 };
 
@@ -91,8 +93,7 @@ pub(super) fn attach(
     flow: &str,
     (choice, needs): (PathChoice, HostRequirement),
     (ports, taken): (&[FlowInterface], Option<TakenPorts>),
-    stages: &[&dyn Stage],
-    translates: bool,
+    (stages, work): (&[&dyn Stage], PlannedWork),
 ) -> Result<(FrameProgram, Vec<String>), AttachRefusal> {
     let missing = HeldRights::now().missing(&[Right::Bpf, Right::NetAdmin]);
     if !missing.is_empty() {
@@ -102,7 +103,7 @@ pub(super) fn attach(
         )));
     }
 
-    let (modes, mut reasons) = modes(choice, needs, ports);
+    let (modes, mut reasons) = modes((choice, work), needs, ports);
     let mut interfaces = BTreeMap::new();
     let mut config = NicConfig::new().pass_up(&PASSED_UP);
     if needs == HostRequirement::Packets {
@@ -135,7 +136,7 @@ pub(super) fn attach(
                     flow,
                     interfaces,
                     is_attached: true,
-                    translates,
+                    translates: work == PlannedWork::Nat,
                     is_alone,
                     is_behind: false,
                 };
@@ -178,22 +179,36 @@ pub(super) enum HostRequirement {
     Packets,
 }
 
-/// The order in which modes are tried. Segments pass tcx whole; generic XDP copies each into one piece, and leaves those
-/// longer than the MTU to the host.
-const AUTO: [AttachMode; 3] = [AttachMode::Native, AttachMode::Tcx, AttachMode::Generic];
+/// The place of a program by this path.
+const fn mode_of(path: PathChoice) -> Option<AttachMode> {
+    match path {
+        PathChoice::XdpNative => Some(AttachMode::Native),
+        PathChoice::XdpGeneric => Some(AttachMode::Generic),
+        PathChoice::Tcx => Some(AttachMode::Tcx),
+        PathChoice::Auto | PathChoice::AfXdp | PathChoice::AfPacket => None,
+    }
+}
 
-/// Returns the modes to try, and why others are not.
+/// The path of a program at this place.
+pub(super) const fn path_of(mode: AttachMode) -> PathChoice {
+    match mode {
+        AttachMode::Native => PathChoice::XdpNative,
+        AttachMode::Generic => PathChoice::XdpGeneric,
+        AttachMode::Tcx => PathChoice::Tcx,
+    }
+}
+
+/// Returns the modes to try, the cheapest first, and why others are not.
 fn modes(
-    choice: PathChoice,
+    (choice, work): (PathChoice, PlannedWork),
     needs: HostRequirement,
     ports: &[FlowInterface],
 ) -> (Vec<AttachMode>, Vec<String>) {
-    let mut modes = match choice {
-        PathChoice::Auto => AUTO.to_vec(),
-        PathChoice::XdpNative => vec![AttachMode::Native],
-        PathChoice::XdpGeneric => vec![AttachMode::Generic],
-        PathChoice::Tcx => vec![AttachMode::Tcx],
-        PathChoice::AfXdp | PathChoice::AfPacket => Vec::new(),
+    // What would be dearer than packet sockets is not tried.
+    let planned = || ranked(work).into_iter().map_while(mode_of).collect();
+    let mut modes: Vec<AttachMode> = match choice {
+        PathChoice::Auto => planned(),
+        named => mode_of(named).into_iter().collect(),
     };
 
     let mut reasons = Vec::new();

@@ -6,6 +6,7 @@ use vigie::{
     Instant,
     detect::{HostThread, clock::monotonic_now},
     forward::{
+        bpf::AttachMode,
         host::{AsyncForwarder, Forwarder},
         packet::Port,
         pipeline::DropReason,
@@ -19,7 +20,7 @@ use super::{
     checks::{Claims, kernel_forwarding, merging},
     fullness::Fullness,
     own_address::{AddressChange, AddressWatch, OwnAddress},
-    program::{FrameProgram, mode_name},
+    program::{FrameProgram, mode_name, path_of},
     stages::LEFT_TO_KERNEL,
     state_file::StateFile,
     tables::Tables,
@@ -27,10 +28,12 @@ use super::{
 };
 use crate::{
     cli::FlowSide,
+    config::PathChoice,
     flow::{Drained, Draining, Running},
     journal::log,
     kernel::{Change, NetlinkCache},
     migration::Migration,
+    plan::PathDecision,
     stats::FlowReport,
 };
 
@@ -46,6 +49,7 @@ pub(super) struct FramesFlow {
     pub(super) names: Rc<[String]>,
     pub(super) tables: Tables,
     pub(super) program: Option<FrameProgram>,
+    pub(super) decision: PathDecision,
     /// True if it follows the kernel's routes.
     pub(super) routes: bool,
     pub(super) nat: Option<Translations>,
@@ -104,6 +108,29 @@ impl FramesFlow {
         sent.packets = sent.packets.saturating_add(by_nic(|seen| seen.sent.packets));
         sent.bytes = sent.bytes.saturating_add(by_nic(|seen| seen.sent.bytes));
         (host.received.packets.saturating_add(taken), sent, counters)
+    }
+
+    /// Explains the flow in one sentence.
+    fn sentence(
+        &self,
+        place: Option<AttachMode>,
+        path: &str,
+        counters: &BTreeMap<String, u64>,
+    ) -> String {
+        let FlowReport { name, between, .. } = &self.head;
+        let at_host = match self.decision.best {
+            PathChoice::AfXdp => PathChoice::AfXdp,
+            _ => PathChoice::AfPacket,
+        };
+        let because = self.decision.sentence(place.map_or(at_host, path_of));
+        let count = |name: &str| counters.get(name).copied().unwrap_or(0);
+        let (by_program, by_host) = (count("nic: sent_packets"), count("host: sent_packets"));
+        let share = by_program.saturating_mul(100).checked_div(by_program.saturating_add(by_host));
+        let share = share.filter(|_| self.program.is_some());
+        let share = share.map_or_else(String::new, |percent| {
+            format!("; the program has sent {percent} % of the packets")
+        });
+        format!("`{name}` ({between}) is forwarded by {path}: {because}{share}.")
     }
 
     /// Moves the flow, and counts the move.
@@ -223,10 +250,11 @@ impl Running for FramesFlow {
         self.program.iter().for_each(FrameProgram::count_hops);
         let hops = self.tables.hop_traffic();
         let place = self.program.as_ref().filter(|program| program.is_attached());
-        let place = place.and_then(FrameProgram::mode).map(|mode| mode_name(mode).to_owned());
-        let path = place.unwrap_or_else(|| self.head.path.clone());
+        let place = place.and_then(FrameProgram::mode);
+        let path = place.map_or_else(|| self.head.path.clone(), |mode| mode_name(mode).to_owned());
+        let sentence = self.sentence(place, &path, &counters);
         let (units, bytes) = (sent.packets, sent.bytes);
-        FlowReport { path, units, bytes, dropped, counters, hops, ..self.head.clone() }
+        FlowReport { path, sentence, units, bytes, dropped, counters, hops, ..self.head.clone() }
     }
 
     fn follow(&mut self, cache: &NetlinkCache, changes: &[Change]) {
