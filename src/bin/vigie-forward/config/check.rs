@@ -355,26 +355,7 @@ fn relayed(relay: &Relay) -> Result<(), String> {
 
     known_targets(relay)?;
     if is_udp(&relay.listen) {
-        if relay.check.is_some() {
-            return Err(
-                "`check` is for streams: only an application can tell whether it gets datagrams"
-                    .to_owned(),
-            );
-        }
-        if relay.retries.is_some() {
-            return Err(
-                "`retries` is for streams: a session of datagrams tries one target".to_owned()
-            );
-        }
-        if relay.proxy_send || !relay.proxy_from.is_empty() || relay.framed.is_some() {
-            return Err("`proxy_send`, `proxy_from` and `framed` are for streams".to_owned());
-        }
-        if tls::is_used(relay) {
-            return Err("`tls`, `to_tls` and `route` are for streams".to_owned());
-        }
-        if !matches!(relay.mode, RelayMode::Auto | RelayMode::Copy) {
-            return Err("datagrams are copied: `mode` must be auto or copy".to_owned());
-        }
+        without_streams(relay)?;
     }
 
     tls::check(relay)?;
@@ -403,6 +384,29 @@ fn relayed(relay: &Relay) -> Result<(), String> {
     }
 
     limits(relay)
+}
+
+/// Checks that a relay of datagrams has no settings of streams.
+fn without_streams(relay: &Relay) -> Result<(), String> {
+    if relay.check.is_some() {
+        return Err(
+            "`check` is for streams: only an application can tell whether it gets datagrams"
+                .to_owned(),
+        );
+    }
+    if relay.retries.is_some() {
+        return Err("`retries` is for streams: a session of datagrams tries one target".to_owned());
+    }
+    if relay.proxy_send || !relay.proxy_from.is_empty() || relay.framed.is_some() {
+        return Err("`proxy_send`, `proxy_from` and `framed` are for streams".to_owned());
+    }
+    if tls::is_used(relay) {
+        return Err("`tls`, `to_tls` and `route` are for streams".to_owned());
+    }
+    if !matches!(relay.mode, RelayMode::Auto | RelayMode::Copy) {
+        return Err("datagrams are copied: `mode` must be auto or copy".to_owned());
+    }
+    Ok(())
 }
 
 fn limits(relay: &Relay) -> Result<(), String> {
