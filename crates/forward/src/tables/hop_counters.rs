@@ -21,7 +21,7 @@ pub struct HopTraffic {
     pub hop: Route,
     /// Packets routed by the host, as they came: before they are cut into fragments or segments.
     pub host: Traffic,
-    /// Packets routed by programs, as far as these were [asked](crate::nic::NicPipeline::count_hops).
+    /// Packets routed by programs, as far as these were asked (`NicPipeline::count_hops`).
     pub nic: Traffic,
 }
 
