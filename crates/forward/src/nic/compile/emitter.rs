@@ -136,7 +136,7 @@ pub(super) struct Emitter<'a> {
     /// The exits for dropping, by reason.
     drops: BTreeMap<DropReason, Label>,
     /// The exit for packets that go up unchanged.
-    up: Label,
+    pub(super) up: Label,
     /// The same before anything was read, and where nothing was changed yet.
     up_unread: Label,
     pass: Label,

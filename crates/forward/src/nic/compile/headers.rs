@@ -35,6 +35,25 @@ impl Emitter<'_> {
         let [(_, v4), (_, v6), (_, arp), (_, other)] = labels;
         let (malformed, end) = (self.drop_label(DropReason::Malformed), self.a.label());
         self.a.set(R8, R7).add(R8, 14).load(Size::Half, R0, R7, 12);
+        let with_tag = if self.config.own_frames {
+            self.up
+        } else {
+            self.skip_tags(malformed, end);
+            malformed
+        };
+        for tag in TAGS {
+            self.a.branch(Condition::Equal, R0, half(tag), with_tag);
+        }
+        self.a.bind(end);
+        self.keep(ETHER_TYPE, R0);
+        self.a.branch(Condition::Equal, R0, half(IPV4), v4);
+        self.a.branch(Condition::Equal, R0, half(IPV6), v6);
+        self.a.branch(Condition::Equal, R0, half(ARP), arp).jump(other);
+        labels
+    }
+
+    /// Moves R8 behind as many tags as a packet may have. R0 = the EtherType.
+    fn skip_tags(&mut self, malformed: Label, end: Label) {
         for _ in 0..TAGS_MAX {
             let tagged = self.a.label();
             for tag in TAGS {
@@ -45,15 +64,6 @@ impl Emitter<'_> {
             self.a.add(R8, 4).branch(Condition::Greater, R8, R2, malformed);
             self.a.load(Size::Half, R0, R8, -2);
         }
-        for tag in TAGS {
-            self.a.branch(Condition::Equal, R0, half(tag), malformed);
-        }
-        self.a.bind(end);
-        self.keep(ETHER_TYPE, R0);
-        self.a.branch(Condition::Equal, R0, half(IPV4), v4);
-        self.a.branch(Condition::Equal, R0, half(IPV6), v6);
-        self.a.branch(Condition::Equal, R0, half(ARP), arp).jump(other);
-        labels
     }
 
     /// Reads the headers of one kind.
@@ -80,6 +90,8 @@ impl Emitter<'_> {
             self.get(R4, LENGTH);
             self.a.branch(Condition::Greater, R3, R4, malformed);
         } else {
+            // Verifiers before Linux 6.18 forget the bounds of a number whose bytes are swapped.
+            self.a.compute(Operation::And, R1, 0xffff);
             self.a.add(R3, R1).branch(Condition::Greater, R3, R2, malformed);
         }
     }

@@ -94,8 +94,9 @@ impl NicConfig {
         self
     }
 
-    /// Lets frames that are addressed to other stations or to groups go up unchanged, as a router must. Only at tcx, where
-    /// the kernel has compared the addresses; elsewhere the program handles them like others. Default: no.
+    /// Lets frames with VLAN tags, and those that are addressed to other stations or to groups, go up unchanged, as a router must. The latter only
+    /// at tcx, where the kernel has compared the addresses; elsewhere the program handles them like others. XDP does not see a tag that the
+    /// network card has removed. Default: no.
     pub const fn own_frames(mut self) -> Self {
         self.own_frames = true;
         self
