@@ -4,6 +4,7 @@ mod state;
 
 use std::{
     cell::{Cell, RefCell},
+    collections::{BTreeMap, BTreeSet},
     io,
     os::unix::net::UnixListener as StdUnixListener,
     panic,
@@ -294,8 +295,8 @@ struct Instance {
     mailbox: Rc<Mailbox<InstanceEvent>>,
     source: ConfigSource,
     manager: Rc<ServiceManager>,
-    /// The routing table that is followed, and the task that follows it.
-    following: Option<(u32, JoinHandle<()>)>,
+    /// The routing tables that are followed, and the tasks that follow them.
+    following: BTreeMap<u32, JoinHandle<()>>,
     /// Flows that are ending: the names for messages are theirs.
     ending: Vec<JoinHandle<()>>,
     drained: Rc<Cell<Drained>>,
@@ -328,11 +329,10 @@ impl Instance {
         let mailbox = Rc::new(Mailbox::new());
         signals::listen(&server, &mailbox)?;
 
-        // Those that route follow the same table, as checked.
-        let table = prepared.iter().filter_map(|(_, flow)| flow.table()).max();
         let context = StartContext { mailbox: &mailbox };
         let mut flows = Vec::new();
         for (name, flow) in prepared {
+            let table = flow.table();
             let flow = flow.start(&context).map_err(|source| InstanceError::Flow {
                 flow: name.clone(),
                 line: None,
@@ -340,15 +340,16 @@ impl Instance {
             })?;
             let of_config = source.config.flows.iter().find(|one| one.name == name);
             let listen = of_config.and_then(|one| one.kind.listen()).cloned();
-            flows.push(NamedFlow { name, listen, flow });
+            flows.push(NamedFlow { name, listen, table, flow });
         }
 
+        let tables: BTreeSet<u32> = flows.iter().filter_map(|one| one.table).collect();
         let shared = Rc::new(InstanceState {
             begin,
             rights,
             flows: RefCell::new(flows),
             draining_flows: RefCell::default(),
-            routes: RefCell::new(None),
+            routes: RefCell::default(),
             metrics: RefCell::new(None),
             is_draining: Cell::new(false),
         });
@@ -358,11 +359,11 @@ impl Instance {
             mailbox,
             source,
             manager: Rc::new(manager),
-            following: None,
+            following: BTreeMap::new(),
             ending: Vec::new(),
             drained: Rc::new(Cell::new(Drained::default())),
         };
-        if let Some(table) = table {
+        for table in tables {
             this.follow_table(table)?;
         }
 
@@ -418,15 +419,23 @@ impl Instance {
         }
     }
 
-    /// Follows a routing table of the kernel for all flows, instead of the one before.
+    /// Follows a routing table of the kernel for the flows that route by it.
     fn follow_table(&mut self, table: u32) -> Result<(), InstanceError> {
         let monitor = NetlinkMonitor::open(table)?;
-        self.shared.follow(&monitor, &monitor.cache().changes());
-        let task = follow(Rc::clone(&self.shared), monitor, Rc::clone(&self.mailbox));
-        if let Some((_, before)) = self.following.replace((table, spawn_local(task))) {
-            before.abort();
-        }
+        self.shared.follow(table, &monitor, &monitor.cache().changes());
+        let task = follow(Rc::clone(&self.shared), table, monitor, Rc::clone(&self.mailbox));
+        self.following.insert(table, spawn_local(task));
         Ok(())
+    }
+
+    /// Stops following the tables by which no flow routes any more.
+    fn leave_tables(&mut self) {
+        let flows = self.shared.flows.borrow();
+        let is_used = |table: &u32| flows.iter().any(|one| one.table == Some(*table));
+        for (_, task) in self.following.extract_if(.., |table, _| !is_used(table)) {
+            task.abort();
+        }
+        self.shared.routes.borrow_mut().retain(|table, _| is_used(table));
     }
 
     /// Its purpose, in a few words.
@@ -510,6 +519,7 @@ impl Instance {
                 begun => self.note_begun(&flow.name, begun),
             }
         }
+        self.leave_tables();
         log(format!("SIGHUP: flows: {kept} unchanged, {ended} ended, {begun} new"));
     }
 
@@ -644,18 +654,16 @@ impl Instance {
             .start(&StartContext { mailbox: &self.mailbox })
             .map_err(|error| InstanceError::of_flow(flow, error))?;
         let listen = flow.kind.listen().cloned();
-        let mut one = NamedFlow { name: flow.name.clone(), listen, flow: started };
-        if let Some((cache, _)) = &*self.shared.routes.borrow() {
+        let mut one = NamedFlow { name: flow.name.clone(), listen, table, flow: started };
+        let routes = self.shared.routes.borrow();
+        let known = table.and_then(|table| routes.get(&table));
+        if let Some((cache, _)) = known {
             one.flow.follow(cache, &cache.changes());
         }
+        let new_table = table.filter(|_| known.is_none());
+        drop(routes);
         self.shared.flows.borrow_mut().push(one);
-        let followed = self.following.as_ref().map(|(table, _)| *table);
-        match table {
-            Some(table) if followed.is_none_or(|followed| followed < table) => {
-                self.follow_table(table)
-            }
-            _ => Ok(()),
-        }
+        new_table.map_or(Ok(()), |table| self.follow_table(table))
     }
 
     /// Forwards until a signal ends it, and drains. Returns the exit code.

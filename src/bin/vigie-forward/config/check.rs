@@ -114,8 +114,6 @@ struct UniqueResources<'a> {
     interfaces: BTreeMap<&'a str, &'a str>,
     listeners: BTreeMap<&'a EndpointUri, &'a str>,
     states: BTreeMap<&'a Path, &'a str>,
-    /// The kernel's routing table that is followed, and the flow that follows it.
-    table: Option<(u32, &'a str)>,
 }
 
 impl<'a> UniqueResources<'a> {
@@ -139,22 +137,6 @@ impl<'a> UniqueResources<'a> {
                 }
                 None => {}
             }
-        }
-
-        let table = match &flow.kind {
-            FlowKind::L3(l3) => Some(l3.table),
-            FlowKind::Nat(nat) => Some(nat.table),
-            FlowKind::L2(_) | FlowKind::Relay(_) => None,
-        };
-
-        match (table, self.table) {
-            (Some(own), Some((table, other))) if own != table => {
-                return Err(format!(
-                    "it routes by table {own}, and flow `{other}` by {table}: a process follows one; start another one"
-                ));
-            }
-            (Some(own), None) => self.table = Some((own, &flow.name)),
-            _ => {}
         }
 
         if let FlowKind::Nat(Nat { state: Some(state), .. }) = &flow.kind

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeMap,
     io,
     os::fd::OwnedFd,
     process,
@@ -37,6 +38,8 @@ pub(super) struct NamedFlow {
     pub(super) name: String,
     /// Its endpoint, as it was configured.
     pub(super) listen: Option<EndpointUri>,
+    /// The kernel's routing table that it follows.
+    pub(super) table: Option<u32>,
     pub(super) flow: Box<dyn Running>,
 }
 
@@ -54,7 +57,8 @@ pub(super) struct InstanceState {
     pub(super) flows: RefCell<Vec<NamedFlow>>,
     /// Flows that have not ended since the drain began.
     pub(super) draining_flows: RefCell<Vec<DrainingFlow>>,
-    pub(super) routes: RefCell<Option<(NetlinkCache, RoutesReport)>>,
+    /// The routing tables that flows follow.
+    pub(super) routes: RefCell<BTreeMap<u32, (NetlinkCache, RoutesReport)>>,
     pub(super) metrics: RefCell<Option<(EndpointUri, ServedMetrics)>>,
     pub(super) is_draining: Cell<bool>,
 }
@@ -66,15 +70,16 @@ pub(super) struct StatsAnswers {
     pub(super) manager: Rc<ServiceManager>,
 }
 
-/// Follows the kernel's routes for all flows.
+/// Follows a routing table of the kernel for the flows that route by it.
 pub(super) async fn follow(
     shared: Rc<InstanceState>,
+    table: u32,
     mut monitor: NetlinkMonitor,
     mailbox: Rc<Mailbox<InstanceEvent>>,
 ) {
     loop {
         match monitor.changes().await {
-            Ok(changes) => shared.follow(&monitor, &changes),
+            Ok(changes) => shared.follow(table, &monitor, &changes),
             Err(error) => {
                 let flow = "routes".to_owned();
                 return mailbox.post(InstanceEvent::Failed { flow, problem: error.to_string() });
@@ -94,8 +99,8 @@ pub(super) async fn tick(shared: Rc<InstanceState>, mailbox: Rc<Mailbox<Instance
             });
         }
         let routes = shared.routes.borrow();
-        let cache = routes.as_ref().map(|(cache, _)| cache);
-        for NamedFlow { name, flow, .. } in shared.flows.borrow_mut().iter_mut() {
+        for NamedFlow { name, table, flow, .. } in shared.flows.borrow_mut().iter_mut() {
+            let cache = table.and_then(|table| routes.get(&table)).map(|(cache, _)| cache);
             flow.tick(cache, monotonic_now());
             if let Some(inside) = flow.begins_anew() {
                 let flow = name.clone();
@@ -125,10 +130,15 @@ impl Answers for StatsAnswers {
 }
 
 impl InstanceState {
-    pub(super) fn follow(&self, monitor: &NetlinkMonitor, changes: &[crate::kernel::Change]) {
+    pub(super) fn follow(
+        &self,
+        table: u32,
+        monitor: &NetlinkMonitor,
+        changes: &[crate::kernel::Change],
+    ) {
         let cache = monitor.cache();
-        for NamedFlow { flow, .. } in self.flows.borrow_mut().iter_mut() {
-            flow.follow(cache, changes);
+        for one in self.flows.borrow_mut().iter_mut().filter(|one| one.table == Some(table)) {
+            one.flow.follow(cache, changes);
         }
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         let report = RoutesReport {
@@ -137,7 +147,7 @@ impl InstanceState {
             asked_again: monitor.dump_count,
             unreadable: monitor.unreadable,
         };
-        self.routes.replace(Some((cache.clone(), report)));
+        self.routes.borrow_mut().insert(table, (cache.clone(), report));
     }
 
     /// Reads again what the flows that go on have read.
@@ -212,7 +222,7 @@ impl InstanceState {
             flows: reports
                 .map(|(report, state)| FlowReport { state: state.to_owned(), ..report })
                 .collect(),
-            routes: self.routes.borrow().as_ref().map(|(_, report)| report.clone()),
+            routes: RoutesReport::sum(self.routes.borrow().values().map(|(_, report)| report)),
             log_lines_written: log_lines.map(|(written, _)| written),
             log_lines_lost: log_lines.map(|(_, lost)| lost),
             journal: crate::journal::last_lines(),

@@ -116,7 +116,7 @@ pub(crate) struct TargetReport {
     pub(crate) checks_failed: u64,
 }
 
-/// The state of the kernel's routes.
+/// The state of the kernel's routes: the sums over all tables that flows follow, and the neighbours, which no table has of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RoutesReport {
     pub(crate) routes: u64,
@@ -125,4 +125,16 @@ pub(crate) struct RoutesReport {
     pub(crate) asked_again: u64,
     /// Kernel messages that could not be parsed.
     pub(crate) unreadable: u64,
+}
+
+impl RoutesReport {
+    /// Returns that of all tables; `None` if there are none.
+    pub(crate) fn sum<'a>(tables: impl Iterator<Item = &'a Self>) -> Option<Self> {
+        tables.cloned().reduce(|one, other| Self {
+            routes: one.routes + other.routes,
+            neighbours: one.neighbours.max(other.neighbours),
+            asked_again: one.asked_again + other.asked_again,
+            unreadable: one.unreadable + other.unreadable,
+        })
+    }
 }
