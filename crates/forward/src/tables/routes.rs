@@ -30,13 +30,21 @@ pub struct Interface {
     pub ipv4: Option<Ipv4Addr>,
     /// The same for ICMPv6.
     pub ipv6: Option<Ipv6Addr>,
+    /// True if its packets go without Ethernet header, and so to no neighbour: every next hop has the address zero. Host pipelines only.
+    pub is_headerless: bool,
 }
 
 impl Interface {
     /// Creates an interface without IP addresses.
     #[must_use]
     pub const fn new(address: MacAddress, mtu: usize) -> Self {
-        Self { address, mtu, ipv4: None, ipv6: None }
+        Self { address, mtu, ipv4: None, ipv6: None, is_headerless: false }
+    }
+
+    /// Creates an interface whose packets have no Ethernet header, for links that [add](vigie_via::link::LinkBuilder::adds_headers) one.
+    #[must_use]
+    pub const fn headerless(mtu: usize) -> Self {
+        Self { is_headerless: true, ..Self::new(MacAddress([0; 6]), mtu) }
     }
 
     /// Sets its address for this version of IP.
@@ -165,7 +173,11 @@ impl FibSnapshot {
         let (route, cell) = self.counted_route(address, flow).ok_or(NextHopError::Route)?;
         let interface = self.interfaces.get(&route.port).ok_or(NextHopError::Route)?;
         let next = route.via.unwrap_or(address);
-        let to = self.neighbour(route.port, next);
+        let to = if interface.is_headerless {
+            Some(interface.address)
+        } else {
+            self.neighbour(route.port, next)
+        };
         let to = to.ok_or(NextHopError::Neighbour { port: route.port, next })?;
         let hop = NextHop { port: route.port, to, from: interface.address, mtu: interface.mtu };
         Ok((hop, cell))

@@ -9,7 +9,10 @@ use super::{
 use crate::memory::Memory;
 
 /// A received frame, borrowed while it is being read.
+#[derive(Clone, Copy)]
 pub struct Frame<'a> {
+    /// Bytes that are not in its slot and come before those.
+    pub(super) front: &'a [u8],
     pub(super) source: FrameData<'a>,
     pub(super) length: usize,
     pub(super) wire_length: usize,
@@ -19,6 +22,7 @@ pub struct Frame<'a> {
 }
 
 /// The place of its bytes.
+#[derive(Clone, Copy)]
 pub(super) enum FrameData<'a> {
     Memory(&'a Memory, u64),
     Slice(&'a [u8]),
@@ -28,13 +32,13 @@ impl Frame<'_> {
     /// Returns the length in bytes, with the header.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.length
+        self.front.len() + self.length
     }
 
     /// Returns whether the frame is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.length == 0
+        self.len() == 0
     }
 
     /// Returns whether the frame was longer than a slot: several segments that no network card has cut yet.
@@ -76,12 +80,24 @@ impl Frame<'_> {
     /// Returns the length of the frame before it was cut to a slot, in bytes.
     #[must_use]
     pub const fn wire_length(&self) -> usize {
-        self.wire_length
+        self.front.len() + self.wire_length
     }
 
     /// Copies bytes from `at` on; fewer if the frame ends before. Returns their number.
     #[inline]
     pub fn read(&self, at: usize, bytes: &mut [u8]) -> usize {
+        if self.front.is_empty() {
+            return self.read_slot(at, bytes);
+        }
+        let front = self.front.get(at..).unwrap_or_default();
+        let count = front.len().min(bytes.len());
+        let (first, rest) = bytes.split_at_mut(count);
+        first.copy_from_slice(&front[..count]);
+        count + self.read_slot((at + count).saturating_sub(self.front.len()), rest)
+    }
+
+    #[inline]
+    fn read_slot(&self, at: usize, bytes: &mut [u8]) -> usize {
         let count = self.length.saturating_sub(at).min(bytes.len());
         let (Some(bytes), Ok(offset)) = (bytes.get_mut(..count), u64::try_from(at)) else {
             return 0;
@@ -101,7 +117,7 @@ impl Frame<'_> {
     /// Copies the frame.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.length];
+        let mut bytes = vec![0; self.len()];
         let count = self.read(0, &mut bytes);
         bytes.truncate(count);
         bytes
@@ -111,7 +127,7 @@ impl Frame<'_> {
 impl fmt::Debug for Frame<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Frame")
-            .field("length", &self.length)
+            .field("length", &self.len())
             .field("checksum", &self.checksum)
             .field("tag", &self.tag)
             .finish_non_exhaustive()

@@ -29,6 +29,7 @@ pub struct LinkBuilder {
     pub(crate) queue: u32,
     takes_segments: bool,
     sends_segments: bool,
+    adds_headers: bool,
 }
 
 /// The most frames of a ring.
@@ -50,6 +51,7 @@ impl LinkBuilder {
             queue: 0,
             takes_segments: false,
             sends_segments: false,
+            adds_headers: false,
         }
     }
 
@@ -122,6 +124,14 @@ impl LinkBuilder {
         self
     }
 
+    /// Also opens, by AF_PACKET, interfaces whose packets have no Ethernet header: tun, WireGuard, tunnels of IPv4. Each packet received
+    /// then gets a header with addresses of zeros, and loses the header when it is sent. Default: no, and
+    /// [`open`](Self::open) refuses such interfaces.
+    pub const fn adds_headers(mut self) -> Self {
+        self.adds_headers = true;
+        self
+    }
+
     /// Sets which receive queue of the interface is used, for [`BackEnd::Xdp`]. Default: 0.
     pub const fn queue(mut self, queue: u32) -> Self {
         self.queue = queue;
@@ -152,6 +162,10 @@ impl LinkBuilder {
         refuse_in_simulation("interfaces for raw frames", "use datagrams over UDP there")
             .map_err(|source| OpenError::Kernel { what: "opening a link", source })?;
         let monitor = Monitor::open(&self.name)?;
+        let by_packets = !matches!(self.back_end, BackEnd::Xdp | BackEnd::XdpOrPacket);
+        if monitor.interface().is_headerless && !(self.adds_headers && by_packets) {
+            return Err(OpenError::NotEthernet { name: self.name });
+        }
         let settings = LinkSettings {
             index: monitor.interface().index,
             ether_type: self.ether_type,
@@ -163,6 +177,7 @@ impl LinkBuilder {
             bypasses_queue: self.bypasses_queue,
             takes_segments: self.takes_segments,
             sends_segments: self.sends_segments,
+            is_headerless: monitor.interface().is_headerless,
         };
 
         let socket = match self.back_end {

@@ -86,7 +86,7 @@ pub enum OpenError {
         /// The name that was given.
         name: String,
     },
-    /// The interface is not Ethernet.
+    /// The interface is not Ethernet, nor one without headers for a link that [adds](super::LinkBuilder::adds_headers) them.
     #[error("interface {name:?} has no Ethernet addresses; use datagrams over UDP there")]
     NotEthernet {
         /// The interface.

@@ -104,6 +104,15 @@ pub struct Link {
     counted: Statistics,
 }
 
+/// Returns an Ethernet header for a packet that has none.
+fn pseudo_header(packet: &Frame<'_>) -> [u8; HEADER_BYTES] {
+    let mut version = [0];
+    packet.read(0, &mut version);
+    let ether_type = if version[0] >> 4 == 6 { EtherType::IPV6 } else { EtherType::IPV4 };
+    let none = MacAddress([0; 6]);
+    EthernetHeader::bytes(none, none, ether_type)
+}
+
 /// The key of the socket in the link's own poller.
 const KEY_SOCKET: u64 = 0;
 const KEY_MONITOR: u64 = 1;
@@ -202,9 +211,14 @@ impl Link {
         mut take: impl FnMut(&Frame<'_>),
     ) -> Result<usize, LinkError> {
         let cut = &mut self.counted.cut;
+        let is_headerless = self.monitor.interface().is_headerless;
         let received = self.socket.receive(count, |frame| {
             *cut += u64::from(frame.is_cut());
-            take(frame);
+            if is_headerless {
+                take(&Frame { front: &pseudo_header(frame), ..*frame });
+            } else {
+                take(frame);
+            }
         });
         match received {
             Ok(received) => Ok(received),
@@ -229,7 +243,7 @@ impl Link {
             self.check_up()?;
         }
         let header = EthernetHeader::bytes(destination, self.address(), self.ether_type);
-        self.give(&header, parts)
+        self.give(self.without_header(&header), parts)
     }
 
     /// Queues a whole frame for sending, with its own Ethernet header: of any protocol, and from any address.
@@ -252,7 +266,7 @@ impl Link {
         if !self.is_up() || self.is_removed() {
             self.check_up()?;
         }
-        self.give(frame, &[])
+        self.give(self.without_header(frame), &[])
     }
 
     /// Sends a frame of several segments, behind all frames that were queued: the outgoing interface cuts it.
@@ -264,6 +278,10 @@ impl Link {
         if !self.is_up() || self.is_removed() {
             self.check_up()?;
         }
+        let mut frame = *frame;
+        let bytes = self.without_header(frame.bytes);
+        frame.transport_at = frame.transport_at.saturating_sub(frame.bytes.len() - bytes.len());
+        frame.bytes = bytes;
         let parts = frame.parts()?;
         self.flush()?;
         if self.has_unsent() {
@@ -287,6 +305,13 @@ impl Link {
     #[must_use]
     pub const fn sends_segments(&self) -> bool {
         self.socket.sends_segments()
+    }
+
+    /// Returns what goes over the interface of a frame.
+    #[inline]
+    fn without_header<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
+        let header = if self.monitor.interface().is_headerless { HEADER_BYTES } else { 0 };
+        frame.get(header..).unwrap_or_default()
     }
 
     #[inline]
@@ -325,7 +350,7 @@ impl Link {
     /// Lets the kernel drop frames whose two bytes at `offset` are not `value`, where the back end has filters. Frames
     /// that have already arrived stay.
     pub(crate) fn keep_only(&mut self, offset: u32, value: u16) -> io::Result<()> {
-        self.socket.keep_only(offset, value)
+        self.socket.keep_only(self.index(), (offset, value))
     }
 
     /// Receives frames to a group from now on.

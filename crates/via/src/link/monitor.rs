@@ -25,6 +25,8 @@ const IS_UP: u32 = 1;
 const IS_RUNNING: u32 = 0x40;
 const HARDWARE_ETHERNET: u16 = 1;
 const HARDWARE_LOOPBACK: u16 = 772;
+/// Of tun and WireGuard (`ARPHRD_NONE`), and of IPv4 tunnels (`ARPHRD_TUNNEL`).
+const HARDWARE_HEADERLESS: [u16; 2] = [0xfffe, 768];
 const MESSAGE_HEADER_BYTES: usize = 16;
 const BUFFER_BYTES: usize = 32 * 1024;
 /// The most messages of one poll, and the most events kept.
@@ -47,10 +49,12 @@ pub enum LinkEvent {
 }
 
 /// The state of an interface, as far as it is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct InterfaceState {
     pub(super) index: u32,
     pub(super) address: Option<MacAddress>,
+    /// True if its packets have no Ethernet header; its address is then one of zeros.
+    pub(super) is_headerless: bool,
     pub(super) mtu: u32,
     pub(super) is_up: bool,
     pub(super) is_gone: bool,
@@ -91,7 +95,7 @@ impl Monitor {
         };
         // From here on, changes are received; the state so far is asked for.
         bind(&socket, &SocketAddrNetlink::new(0, GROUP_LINK)).map_err(failed)?;
-        let now = InterfaceState { index, address: None, mtu: 0, is_up: false, is_gone: false };
+        let now = InterfaceState { index, ..InterfaceState::default() };
         let buffer = vec![0; BUFFER_BYTES];
         let mut this = Self { socket, buffer, now, events: std::collections::VecDeque::new() };
         this.ask()
@@ -239,7 +243,15 @@ fn read_message(message: &[u8]) -> Option<NetlinkMessage> {
                 return Some(NetlinkMessage::Gone(index));
             }
             let is_up = flags & (IS_UP | IS_RUNNING) == IS_UP | IS_RUNNING;
-            let mut now = InterfaceState { index, address: None, mtu: 0, is_up, is_gone: false };
+            let is_headerless = HARDWARE_HEADERLESS.contains(&hardware);
+            let address = is_headerless.then_some(MacAddress([0; 6]));
+            let mut now = InterfaceState {
+                index,
+                address,
+                is_headerless,
+                is_up,
+                ..InterfaceState::default()
+            };
             let mut attributes = body.get(16..)?;
             while let Some(length) = u16_at(attributes, 0).map(usize::from) {
                 let Some(attribute) = attributes.get(..length).filter(|_| length >= 4) else {
@@ -298,6 +310,7 @@ mod tests {
         let is = InterfaceState {
             index: 7,
             address: Some(MacAddress([2; 6])),
+            is_headerless: false,
             mtu: 9000,
             is_up: false,
             is_gone: false,

@@ -82,6 +82,8 @@ pub(super) struct LinkSettings {
     pub(super) takes_segments: bool,
     /// A second socket sends segments.
     pub(super) sends_segments: bool,
+    /// Packets have no header of the link.
+    pub(super) is_headerless: bool,
 }
 
 /// Frames in slots that the kernel fills and empties.
@@ -92,6 +94,7 @@ struct Rings {
     frame_bytes: usize,
     send_frame_bytes: usize,
     receive_count: u64,
+    /// 0: frames are sent by calls.
     send_count: u64,
     /// The next slot to be read, and the next to be filled.
     receive_at: u64,
@@ -164,9 +167,15 @@ impl PacketSocket {
         if settings.bypasses_queue {
             option(&socket, OPTION_QDISC_BYPASS, 1).map_err(failed)?;
         }
-        if settings.foreign == ForeignFrames::Dropped && settings.ether_type != EtherType::ALL {
-            sys::drop_foreign(&socket).map_err(failed)?;
+        let is_single = settings.ether_type != EtherType::ALL;
+        match settings.foreign {
+            ForeignFrames::Dropped if is_single => sys::drop_foreign(&socket, settings.index),
+            ForeignFrames::Received if is_single => {
+                sys::drop_other_interfaces(&socket, settings.index)
+            }
+            _ => Ok(()),
         }
+        .map_err(failed)?;
         set_busy_poll(&socket, settings.busy_poll_us).map_err(failed)?;
         sys::bind_packet(&socket, settings.index, settings.ether_type.0).map_err(|source| {
             OpenError::Kernel { what: "binding an AF_PACKET socket to the interface", source }
@@ -223,7 +232,7 @@ impl PacketSocket {
     /// Queues a frame for sending: `false` if there is no room.
     #[inline]
     pub(super) fn send(&mut self, header: &[u8], parts: &[&[u8]]) -> io::Result<bool> {
-        if let Some(rings) = &mut self.rings {
+        if let Some(rings) = self.rings.as_mut().filter(|rings| rings.send_count > 0) {
             return Ok(rings.send(header, parts));
         }
         let mut slices = [io::IoSlice::new(&[]); 5];
@@ -342,6 +351,7 @@ fn receive_batches(
             let in_front = if has_offloads { OFFLOAD_BYTES.min(one.bytes.len()) } else { 0 };
             let (header, bytes) = one.bytes.split_at(in_front);
             take(&Frame {
+                front: &[],
                 source: FrameData::Slice(bytes),
                 length: bytes.len(),
                 wire_length: one.wire_length.saturating_sub(in_front),
@@ -469,7 +479,13 @@ impl Rings {
         };
 
         let (receive_count, received) = ring(OPTION_RX_RING, settings.receive_frames, frame_bytes)?;
-        let (send_count, sent) = ring(OPTION_TX_RING, settings.send_frames, send_frame_bytes)?;
+        let (send_count, sent) = if settings.is_headerless {
+            // From a ring, the kernel takes a header of the link alone into the memory in which it looks for the protocol; without one, it finds
+            // none, and tunnels drop the packet.
+            (0, 0)
+        } else {
+            ring(OPTION_TX_RING, settings.send_frames, send_frame_bytes)?
+        };
         let memory = Memory::map(socket.as_fd(), received + sent, true)?;
 
         Ok(Self {
@@ -545,6 +561,7 @@ impl Rings {
                     let _ = self.memory.read(slot + front, &mut offload);
                 }
                 take(&Frame {
+                    front: &[],
                     source: FrameData::Memory(&self.memory, slot + u64::from(begin)),
                     length: usize::try_from(length).unwrap_or(0).min(bound),
                     wire_length: usize::try_from(wire_length).unwrap_or(0),
@@ -560,6 +577,9 @@ impl Rings {
     }
 
     fn has_room(&self) -> bool {
+        if self.send_count == 0 {
+            return true;
+        }
         let (status, _) = self.status(self.send_slot(self.send_at));
         matches!(status, SEND_AVAILABLE | WRONG_FORMAT)
     }

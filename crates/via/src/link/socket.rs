@@ -126,9 +126,9 @@ impl LinkSocket {
 
     /// Lets the kernel drop frames whose two bytes at `offset` are not `value`. AF_XDP's program does not
     /// change.
-    pub(super) fn keep_only(&self, offset: u32, value: u16) -> io::Result<()> {
+    pub(super) fn keep_only(&self, index: u32, (offset, value): (u32, u16)) -> io::Result<()> {
         match self {
-            Self::Packet(packet) => sys::drop_all_but(packet.descriptor(), offset, value),
+            Self::Packet(packet) => sys::drop_all_but(packet.descriptor(), index, (offset, value)),
             Self::Xdp(_) => Ok(()),
         }
     }

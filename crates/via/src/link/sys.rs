@@ -102,36 +102,59 @@ pub fn merges_packets(name: &str) -> io::Result<bool> {
 
 /// `SKF_AD_OFF` plus `SKF_AD_PKTTYPE`: the kind of receiver, as the kernel sees it.
 const PACKET_TYPE: u32 = 0xffff_f004;
+/// `SKF_AD_OFF` plus `SKF_AD_IFINDEX`: the interface that the kernel now takes for that of arrival.
+const INTERFACE: u32 = 0xffff_f008;
 
 const fn step(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// Lets the kernel drop frames for others: to another interface's address, or with a VLAN tag.
-pub(super) fn drop_foreign(socket: impl AsFd) -> io::Result<()> {
+/// Lets the kernel drop frames of other interfaces than this one: a socket of a single protocol also gets those of its interface's VLANs.
+pub(super) fn drop_other_interfaces(socket: impl AsFd, index: u32) -> io::Result<()> {
     filter(
         socket,
         &mut [
-            step(0x30, 0, 0, PACKET_TYPE),
-            step(0x15, 0, 1, u32::from(libc::PACKET_OTHERHOST)),
-            step(0x06, 0, 0, 0),
+            step(0x20, 0, 0, INTERFACE),
+            step(0x15, 0, 1, index),
             step(0x06, 0, 0, u32::MAX),
+            step(0x06, 0, 0, 0),
+        ],
+    )
+}
+
+/// As [`drop_other_interfaces`], and drops frames to another interface's address.
+pub(super) fn drop_foreign(socket: impl AsFd, index: u32) -> io::Result<()> {
+    filter(
+        socket,
+        &mut [
+            step(0x20, 0, 0, INTERFACE),
+            step(0x15, 0, 3, index),
+            step(0x30, 0, 0, PACKET_TYPE),
+            step(0x15, 1, 0, u32::from(libc::PACKET_OTHERHOST)),
+            step(0x06, 0, 0, u32::MAX),
+            step(0x06, 0, 0, 0),
         ],
     )
 }
 
 /// As [`drop_foreign`], and drops frames whose two bytes at `offset` are not `value`.
-pub(super) fn drop_all_but(socket: impl AsFd, offset: u32, value: u16) -> io::Result<()> {
+pub(super) fn drop_all_but(
+    socket: impl AsFd,
+    index: u32,
+    (offset, value): (u32, u16),
+) -> io::Result<()> {
     filter(
         socket,
         &mut [
+            step(0x20, 0, 0, INTERFACE),
+            step(0x15, 0, 5, index),
             step(0x30, 0, 0, PACKET_TYPE),
-            step(0x15, 2, 0, u32::from(libc::PACKET_OTHERHOST)),
+            step(0x15, 3, 0, u32::from(libc::PACKET_OTHERHOST)),
             // Beyond the end of a short frame, this load drops the frame.
             step(0x28, 0, 0, offset),
-            step(0x15, 1, 0, u32::from(value)),
-            step(0x06, 0, 0, 0),
+            step(0x15, 0, 1, u32::from(value)),
             step(0x06, 0, 0, u32::MAX),
+            step(0x06, 0, 0, 0),
         ],
     )
 }

@@ -291,6 +291,7 @@ impl Xdp {
             let length = u32::from_ne_bytes([a, b, c, d]);
             let bound = FRAME_BYTES - place % FRAME_BYTES;
             take(&Frame {
+                front: &[],
                 segments: Ok(None),
                 source: FrameData::Memory(&self.memory, place),
                 length: usize::try_from(u64::from(length).min(bound)).unwrap_or(0),
