@@ -71,10 +71,14 @@ pub(crate) struct Interface {
     pub(crate) index: u32,
     pub(crate) name: String,
     pub(crate) mac: Option<[u8; 6]>,
+    /// True if its packets have no Ethernet header (tun, WireGuard, tunnels of IPv4).
+    pub(crate) is_headerless: bool,
     pub(crate) mtu: u32,
     pub(crate) is_up: bool,
     /// One end of a veth pair.
     pub(crate) is_pair: bool,
+    /// The index of the interface whose VLAN it is.
+    pub(crate) vlan_of: Option<u32>,
 }
 
 /// An address of an interface.
@@ -338,6 +342,12 @@ impl NetlinkCache {
         self.interfaces.values().find(|interface| interface.name == name)
     }
 
+    /// Returns the name of a VLAN of an interface, if there is one.
+    pub(crate) fn vlan_of(&self, index: u32) -> Option<&str> {
+        let vlan = self.interfaces.values().find(|interface| interface.vlan_of == Some(index));
+        vlan.map(|interface| interface.name.as_str())
+    }
+
     /// Returns the IPv4 networks reached by an interface, without the default route.
     pub(crate) fn networks(&self, index: u32) -> Vec<Prefix> {
         let is_by = |prefix: &&Prefix| {
@@ -402,6 +412,8 @@ mod tests {
             mtu: 1500,
             is_up,
             is_pair: false,
+            is_headerless: false,
+            vlan_of: None,
         }
     }
 

@@ -8,7 +8,7 @@ use netlink_packet_core::{
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
-    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
     neighbour::{
         NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
     },
@@ -146,18 +146,27 @@ fn interface_of(link: &LinkMessage) -> Option<Interface> {
         mtu: 0,
         is_up: flags.contains(LinkFlags::Up) && flags.contains(LinkFlags::Running),
         is_pair: false,
+        vlan_of: None,
+        is_headerless: matches!(
+            link.header.link_layer_type,
+            LinkLayerType::None | LinkLayerType::Tunnel
+        ),
     };
+    let (mut is_vlan, mut lower) = (false, None);
     for attribute in &link.attributes {
         match attribute {
             LinkAttribute::IfName(name) => interface.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
             LinkAttribute::LinkInfo(infos) => {
                 interface.is_pair = infos.contains(&LinkInfo::Kind(InfoKind::Veth));
+                is_vlan = infos.contains(&LinkInfo::Kind(InfoKind::Vlan));
             }
+            LinkAttribute::Link(index) => lower = Some(*index),
             LinkAttribute::Address(bytes) => interface.mac = bytes.as_slice().try_into().ok(),
             _ => {}
         }
     }
+    interface.vlan_of = lower.filter(|_| is_vlan);
     Some(interface)
 }
 

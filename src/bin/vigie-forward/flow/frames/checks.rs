@@ -59,12 +59,18 @@ pub(super) fn check_interfaces(
                 "there is no interface `{name}` in this network namespace (`ip link` lists them)"
             )));
         };
-        if interface.mac.is_none() {
+        let is_wire = matches!(kind, FlowKind::L2(_));
+        if interface.is_headerless && is_wire {
             return Err(FlowError::InvalidSetting(format!(
-                "interface `{name}` is not an Ethernet interface"
+                "packets of interface `{name}` have no Ethernet header, so there is no frame to pass on: use `l3`"
             )));
         }
-        if !matches!(kind, FlowKind::L2(_)) {
+        if interface.mac.is_none() && !interface.is_headerless {
+            return Err(FlowError::InvalidSetting(format!(
+                "interface `{name}` is neither an Ethernet interface nor one without headers (tun, WireGuard, tunnels of IPv4)"
+            )));
+        }
+        if !is_wire {
             check_kernel_forwarding(name, start)?;
         }
         // Drivers without flags merge nothing.
@@ -76,7 +82,9 @@ pub(super) fn check_interfaces(
         }
         let (name, index, is_pair) = (name.clone(), interface.index, interface.is_pair);
         let networks = cache.networks(index);
-        flow_interfaces.push(FlowInterface { name, index, is_pair, networks });
+        let vlan = cache.vlan_of(index).map(str::to_owned);
+        let is_headerless = interface.is_headerless;
+        flow_interfaces.push(FlowInterface { name, index, is_pair, is_headerless, vlan, networks });
     }
 
     let public_side = match kind {

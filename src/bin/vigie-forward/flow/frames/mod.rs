@@ -373,7 +373,8 @@ fn router_links(
     frames: &Frames,
     (is_beside, public): (bool, PublicAddress),
 ) -> ForwarderBuilder {
-    let link = |ether_type| waiting(Link::builder(name).ether_type(ether_type), frames);
+    let link =
+        |ether_type| waiting(Link::builder(name).ether_type(ether_type).adds_headers(), frames);
     let sends = link(EtherType::NONE).receive_frames(1).send_frames(SENT_FRAMES);
     let sends = sending(sends, frames);
     let segment_frames = if is_beside { SEGMENT_FRAMES_BESIDE } else { SEGMENT_FRAMES_OF_VERSION };

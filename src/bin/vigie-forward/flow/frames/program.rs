@@ -54,6 +54,10 @@ pub(super) struct FlowInterface {
     pub(super) name: String,
     pub(super) index: u32,
     pub(super) is_pair: bool,
+    /// Its packets have no Ethernet header.
+    pub(super) is_headerless: bool,
+    /// An interface that is a VLAN of this one.
+    pub(super) vlan: Option<String>,
     /// The networks reached by it.
     pub(super) networks: Vec<Prefix>,
 }
@@ -95,6 +99,11 @@ pub(super) fn attach(
     (ports, taken): (&[FlowInterface], Option<TakenPorts>),
     (stages, work): (&[&dyn Stage], PlannedWork),
 ) -> Result<(FrameProgram, Vec<String>), AttachRefusal> {
+    if let Some(FlowInterface { name, .. }) = ports.iter().find(|one| one.is_headerless) {
+        return Err(AttachRefusal::NoMode(format!(
+            "packets of {name} have no Ethernet header, with which programs begin: only packet sockets (af-packet) forward there"
+        )));
+    }
     let missing = HeldRights::now().missing(&[Right::Bpf, Right::NetAdmin]);
     if !missing.is_empty() {
         let missing = listed(&missing);
@@ -119,12 +128,19 @@ pub(super) fn attach(
         interfaces.insert(Port(number), flow_interface.index);
     }
 
+    let vlan = with_vlan(ports).filter(|_| needs == HostRequirement::Packets);
     let pair = ports.iter().find(|flow_interface| flow_interface.is_pair);
     for mode in modes {
         if let (AttachMode::Native, Some(FlowInterface { name, .. })) = (mode, pair) {
             log(format!(
                 "flow `{flow}`: {name} is one end of a veth pair: frames that are redirected there vanish, and nothing counts \
                  them, unless the other end has a program of XDP, too"
+            ));
+        }
+        if let (AttachMode::Native | AttachMode::Generic, Some((name, vlan))) = (mode, vlan) {
+            log(format!(
+                "flow `{flow}`: {name} has the VLAN {vlan}: where the tag was removed before the program, the VLAN's packets are forwarded as \
+                 if they had none (`ethtool -K {name} rxvlan off` keeps it; for veth, `txvlan off` at the other end)"
             ));
         }
         match builder.clone().attach_modes(&[mode]).start(stages) {
@@ -243,6 +259,18 @@ fn modes(
         );
     }
 
+    if let (Some((name, vlan)), HostRequirement::Packets) = (with_vlan(ports), needs) {
+        for mode in [AttachMode::Native, AttachMode::Generic] {
+            leave_out(
+                mode,
+                format!(
+                    "{name} has the VLAN {vlan}, whose packets XDP may take for untagged ones (--path {} takes it all the same)",
+                    mode_name(mode)
+                ),
+            );
+        }
+    }
+
     if needs == HostRequirement::Nothing {
         leave_out(
             AttachMode::Generic,
@@ -252,6 +280,11 @@ fn modes(
     }
 
     (modes, reasons)
+}
+
+/// Returns the first interface that has a VLAN, and that.
+fn with_vlan(ports: &[FlowInterface]) -> Option<(&str, &str)> {
+    ports.iter().find_map(|one| Some((one.name.as_str(), one.vlan.as_deref()?)))
 }
 
 /// Takes over the flows of the host's table, from the thread that forwards.

@@ -58,8 +58,12 @@ impl Tables {
                     let is_new = self.ports.insert(interface.index, port) != Some(port);
                     self.questions.set_index(port, interface.index);
                     let mtu = usize::try_from(interface.mtu).unwrap_or(0);
-                    let own = interface.mac.filter(|_| interface.is_up);
-                    let own = own.map(|mac| Interface::new(MacAddress(mac), mtu));
+                    let own = if interface.is_headerless {
+                        Some(Interface::headerless(mtu))
+                    } else {
+                        interface.mac.map(|mac| Interface::new(MacAddress(mac), mtu))
+                    };
+                    let own = own.filter(|_| interface.is_up);
                     self.fib
                         .set_interface(port, own.map(|one| self.with_own(interface.index, one)));
                     if is_new {
@@ -173,9 +177,15 @@ impl Tables {
         self.fib.snapshot().hop_traffic().into_iter().map(report).collect()
     }
 
-    /// Returns the indices of our interfaces.
+    /// Returns the indices of our interfaces that have neighbours.
     pub(super) fn indices(&self) -> Vec<u32> {
-        self.ports.keys().copied().collect()
+        let fib = self.fib.snapshot();
+        let has_neighbours = |port| fib.interface(port).is_none_or(|one| !one.is_headerless);
+        self.ports
+            .iter()
+            .filter(|(_, port)| has_neighbours(**port))
+            .map(|(index, _)| *index)
+            .collect()
     }
 
     /// Makes the kernel find out or confirm neighbours.
@@ -207,6 +217,8 @@ mod tests {
             mtu: 1500,
             is_up,
             is_pair: false,
+            is_headerless: false,
+            vlan_of: None,
         })
     }
 
