@@ -12,6 +12,8 @@ mod haproxy;
 mod hops;
 #[path = "vigie_forward/instance.rs"]
 mod instance;
+#[path = "vigie_forward/interfaces.rs"]
+mod interfaces;
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
 #[path = "vigie_forward/logging.rs"]

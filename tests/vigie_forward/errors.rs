@@ -29,14 +29,14 @@ const FIRST_PORT: u16 = 3434;
 
 /// What the client is told of a datagram.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+pub(crate) struct Told {
     by: IpAddr,
     kind: u8,
     code: u8,
 }
 
 /// Sends datagrams of the client, and hears errors about them.
-struct Prober<'a> {
+pub(crate) struct Prober<'a> {
     router: &'a Host,
     errors: UdpSocket,
     sender: UdpSocket,
@@ -46,7 +46,7 @@ struct Prober<'a> {
 }
 
 impl<'a> Prober<'a> {
-    fn new(network: &'a Network, is_v6: bool) -> Self {
+    pub(crate) fn new(network: &'a Network, is_v6: bool) -> Self {
         let (family, protocol, any) = if is_v6 {
             (AddressFamily::INET6, ipproto::ICMPV6, "[::]:0")
         } else {
@@ -62,7 +62,7 @@ impl<'a> Prober<'a> {
 
     /// Sends datagrams that may cross `hops` routers until one is told about: some are lost while neighbours are asked for.
     #[track_caller]
-    fn probe(&self, to: &str, hops: u8) -> Told {
+    pub(crate) fn probe(&self, to: &str, hops: u8) -> Told {
         if self.is_v6 {
             sockopt::set_ipv6_unicast_hops(&self.sender, Some(hops)).expect("a socket");
         } else {
@@ -97,7 +97,7 @@ impl<'a> Prober<'a> {
     }
 }
 
-fn told(by: &str, kind: u8, code: u8) -> Told {
+pub(crate) fn told(by: &str, kind: u8, code: u8) -> Told {
     Told { by: by.parse().expect("an address"), kind, code }
 }
 

@@ -64,6 +64,27 @@ impl Host {
         self.0.enter(body)
     }
 
+    /// Sends back what comes to a port of UDP, behind the sender's address. Ends with the test.
+    pub(crate) fn echo(&self) -> u16 {
+        let socket = self.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
+        let port = socket.local_addr().expect("bound").port();
+        thread::spawn(move || {
+            let mut message = [0; 2000];
+            while let Ok((count, from)) = socket.recv_from(&mut message) {
+                let reply = format!("{} {from}", String::from_utf8_lossy(&message[..count]));
+                drop(socket.send_to(reply.as_bytes(), from));
+            }
+        });
+        port
+    }
+
+    /// A socket of which a receive takes a moment.
+    pub(crate) fn caller(&self) -> UdpSocket {
+        let socket = self.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
+        socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket");
+        socket
+    }
+
     /// Starts a forwarder there.
     pub(crate) fn forwarder(&self, folder: &Folder, arguments: &[&str]) -> Instance {
         let id = self.id().to_string();
@@ -112,23 +133,12 @@ impl Network {
 
     /// Sends back, from the server, what comes to a port of UDP, behind the sender's address. Ends with the test.
     pub(crate) fn echo(&self) -> u16 {
-        let socket = self.server.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
-        let port = socket.local_addr().expect("bound").port();
-        thread::spawn(move || {
-            let mut message = [0; 2000];
-            while let Ok((count, from)) = socket.recv_from(&mut message) {
-                let reply = format!("{} {from}", String::from_utf8_lossy(&message[..count]));
-                drop(socket.send_to(reply.as_bytes(), from));
-            }
-        });
-        port
+        self.server.echo()
     }
 
     /// A socket of the client, of which a receive takes a moment.
     pub(crate) fn caller(&self) -> UdpSocket {
-        let socket = self.client.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
-        socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket");
-        socket
+        self.client.caller()
     }
 }
 

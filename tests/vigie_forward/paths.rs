@@ -15,7 +15,9 @@ use rustix::{
 use crate::{
     instance::{BOUND, Folder, Instance, PROGRAM, counter, report, run},
     kit::skip::skip,
-    network::{CLIENT, Network, SERVER, call, calls_through, ip_frame, send_frames, with_network},
+    network::{
+        CLIENT, Host, Network, SERVER, call, calls_through, ip_frame, send_frames, with_network,
+    },
 };
 
 /// Starts a forwarder on the router whose stats are at `stats` in the folder.
@@ -29,7 +31,14 @@ pub(crate) fn forward(network: &Network, folder: &Folder, arguments: &[&str]) ->
 /// completed.
 #[track_caller]
 pub(crate) fn stream(network: &Network, to: &str) {
-    let listener = network.server.inside(|| TcpListener::bind("0.0.0.0:0").expect("a port"));
+    stream_between(&network.client, &network.server, to);
+}
+
+/// The same from one host to another.
+#[track_caller]
+pub(crate) fn stream_between(client: &Host, server: &Host, to: &str) {
+    let any = if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" };
+    let listener = server.inside(|| TcpListener::bind(any).expect("a port"));
     let port = listener.local_addr().expect("bound").port();
     let bytes: Vec<u8> = (0..4 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
     let expected = bytes.clone();
@@ -44,7 +53,7 @@ pub(crate) fn stream(network: &Network, to: &str) {
     });
     let to = format!("{to}:{port}").parse().expect("an address");
     let connect = || TcpStream::connect_timeout(&to, BOUND).expect("a connection");
-    let mut client = network.client.inside(connect);
+    let mut client = client.inside(connect);
     client.set_read_timeout(Some(BOUND)).expect("a socket");
     client.set_write_timeout(Some(BOUND)).expect("a socket");
     client.write_all(&bytes).expect("it is taken");
