@@ -22,9 +22,9 @@ use crate::{
     memory::is_string_copy,
     slots::SlotKey,
     vi::{
-        Data, LocalSegment, Memory, MemoryAttributes, MemoryHandle, Operation,
-        ProtectionTag, Provider, ReceiveDescriptor, Region, RemoteKey, RemoteSegment,
-        SendDescriptor, ViError, ViId,
+        Data, LocalSegment, Memory, MemoryAttributes, MemoryHandle, Operation, ProtectionTag,
+        Provider, ReceiveDescriptor, Region, RemoteKey, RemoteSegment, SendDescriptor, ViError,
+        ViId,
     },
 };
 

@@ -450,7 +450,35 @@ mod tests {
             (format!("{l3}{l3}"), &["line 3", "`a`", "l3-1"]),
             (format!("{relay}name = 'x'\n{relay}name = 'x'\n"), &["line 5", "`x`", "name"]),
             (format!("{relay}{relay}"), &["line 4", "relay-1", "listen"]),
-            (format!("{nat}ports = '9-1'\n"), &["line 5", "20000-60000"]),
+            (format!("{relay}connections_max = 0\n"), &["line 4", "connections_max", "1000000"]),
+            (format!("{relay}connections = 0\n"), &["line 4", "connections_max"]),
+            (format!("{relay}connections_max = {}\n", i64::MAX), &["line 4", "1 to 1000000"]),
+            (format!("{relay}connections_max = 'a'\n"), &["line 4", "whole number"]),
+            (
+                format!("{relay}connections = 5\nconnections_max = 5\n"),
+                &["line 1", "one setting", "remove `connections`"],
+            ),
+            (
+                format!("{relay}{}", relay.replace("127.0.0.1:1'", "0.0.0.0:1'")),
+                &["overlaps", "relay-1"],
+            ),
+            (
+                format!("{relay}{}", relay.replace("127.0.0.1:1'", "[::]:1'")),
+                &["overlaps", "relay-1"],
+            ),
+            (l3.replace(", 'b'", ""), &["line 1", "two interfaces"]),
+            (l3.replace("'b'", "'lo'"), &["line 1", "`lo`", "loopback"]),
+        ] {
+            assert_refused(&text, words);
+        }
+    }
+
+    /// Goal: errors of a translation's addresses and ports are reported with the line and the remedy. Method: one error at a time.
+    #[test]
+    fn faults_of_translations_are_named() {
+        let nat = "[[nat]]\ninside = ['a']\noutside = 'b'\naddress = '192.0.2.1'\n";
+        for (text, words) in [
+            (format!("{nat}ports = '9-1'\n"), &["line 5", "20000-60000"][..]),
             (format!("{nat}ports_per_host = 0\n"), &["line 5", "^", "nonzero u16"]),
             (format!("{nat}ports_per_host = 8\n"), &["line 1", "`ports`", "`from`"]),
             (
@@ -476,25 +504,7 @@ mod tests {
             (format!("{nat}from = '::/0'\n"), &["line 5", "10.0.0.0/24"]),
             (format!("{nat}publish = ['tcp:1=[::1]:1']\n"), &["line 1", "IPv4"]),
             (format!("{nat}host_share = 0\n"), &["line 1", "host_share", "1 to 100"]),
-            (format!("{relay}connections_max = 0\n"), &["line 4", "connections_max", "1000000"]),
-            (format!("{relay}connections = 0\n"), &["line 4", "connections_max"]),
-            (format!("{relay}connections_max = {}\n", i64::MAX), &["line 4", "1 to 1000000"]),
-            (format!("{relay}connections_max = 'a'\n"), &["line 4", "whole number"]),
-            (
-                format!("{relay}connections = 5\nconnections_max = 5\n"),
-                &["line 1", "one setting", "remove `connections`"],
-            ),
             (format!("{nat}from = '10.0.0.0/33'\n"), &["line 5", "at most 32"]),
-            (
-                format!("{relay}{}", relay.replace("127.0.0.1:1'", "0.0.0.0:1'")),
-                &["overlaps", "relay-1"],
-            ),
-            (
-                format!("{relay}{}", relay.replace("127.0.0.1:1'", "[::]:1'")),
-                &["overlaps", "relay-1"],
-            ),
-            (l3.replace(", 'b'", ""), &["line 1", "two interfaces"]),
-            (l3.replace("'b'", "'lo'"), &["line 1", "`lo`", "loopback"]),
         ] {
             assert_refused(&text, words);
         }

@@ -68,10 +68,8 @@ fn flow(name: &str, counters: &[(&str, u64)]) -> FlowReport {
     FlowReport { name: name.to_owned(), kind: "l3".to_owned(), counters, ..FlowReport::default() }
 }
 
-/// Goal: every counter of `stats` is a sample of a valid text, with its labels; what goes down is a gauge. Method: a report with
-/// counters of all kinds, targets and difficult letters.
-#[test]
-fn every_counter_is_a_sample() {
+/// A relay with targets, in whose description are difficult letters.
+fn relay() -> FlowReport {
     let mut relay = flow("web", &[("accepted", 5), ("active", 2), ("bytes_up", 7)]);
     "unix:/a\"b\\c\nd -> x".clone_into(&mut relay.between);
     let target = |target: &str, state: &str| TargetReport {
@@ -88,6 +86,11 @@ fn every_counter_is_a_sample() {
     relay
         .targets
         .push(TargetReport { host: Some("web.test".to_owned()), ..target("unix:/x", "avoided") });
+    relay
+}
+
+/// A router with counters of all kinds, and hops.
+fn router() -> FlowReport {
     let mut router = flow(
         "router",
         &[
@@ -112,7 +115,14 @@ fn every_counter_is_a_sample() {
         nic_bytes: 44,
     };
     router.hops = vec![HopReport { gateway: None, ..hop.clone() }, hop];
-    let text = text(&report(vec![relay, router, flow("dns", &[("dropped", 19)])]));
+    router
+}
+
+/// Goal: every counter of `stats` is a sample of a valid text, with its labels; what goes down is a gauge. Method: a report with
+/// counters of all kinds, targets and difficult letters.
+#[test]
+fn every_counter_is_a_sample() {
+    let text = text(&report(vec![relay(), router(), flow("dns", &[("dropped", 19)])]));
     let samples = checked(&text);
     for (sample, value) in [
         ("vigie_forward_accepted_total{flow=\"web\"}", 5.0),
