@@ -119,7 +119,7 @@ fn has_wide_moves() -> bool {
     std::is_x86_feature_detected!("avx512f")
 }
 
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
 const fn has_wide_moves() -> bool {
     false
 }

@@ -484,6 +484,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, SealFlags};
 
     use super::*;
+    use crate::{shm::layout::CONSUMED_AT, vi::ShortBody};
 
     fn connection() -> ShmConnection {
         let (socket, _) = rustix::net::socketpair(
@@ -545,5 +546,41 @@ mod tests {
         });
         assert_eq!(found, Some(GRANTS_MAX));
         assert_eq!(connection.mapped.len(), GRANTS_MAX / 2);
+    }
+
+    /// Goal: a place is said to be in flight exactly if an entry that the peer has not consumed may still be written there. Method: random headed
+    /// writes, in order and not, short and in place, to two regions; a peer that consumes some; against all entries.
+    #[test]
+    fn places_in_flight_are_known() {
+        const SHORT: [u8; 8] = [7; 8];
+        for seed in 0..300 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let ring = Memory::allocate(1 << 20).expect("memory");
+            let mut connection = connection();
+            connection.producer = Producer::new(ring.clone());
+            let (mut entries, mut consumed, mut next) = (Vec::new(), 0, 0);
+            for _ in 0..200 {
+                if random.u32(0..3) == 0 {
+                    consumed = random.usize(consumed..=entries.len());
+                    ring.store(CONSUMED_AT, wide(consumed)).expect("inside");
+                }
+                next = if random.u32(0..9) == 0 { random.u64(0..1024) } else { next + 64 };
+                let key = RemoteKey(1 + u64::from(random.u32(0..20) == 0));
+                let overlaps = |(other, from, to): &(RemoteKey, u64, u64)| {
+                    *other == key && *from < next + 48 && next < *to
+                };
+                let expected = entries[consumed..].iter().any(overlaps);
+                assert_eq!(connection.is_in_flight(key, next, 48), Ok(expected), "{seed}");
+
+                let is_short = random.bool();
+                let body = if is_short {
+                    HeadedBody::Here(ShortBody::new(&SHORT).expect("short"))
+                } else {
+                    HeadedBody::InPlace(32)
+                };
+                connection.push_headed_write(RemoteSegment { key, offset: next }, 1, 0, body);
+                entries.push((key, next, next + if is_short { 24 } else { 16 }));
+            }
+        }
     }
 }
