@@ -521,6 +521,7 @@ impl NatState {
         now: Instant,
     ) -> Result<u16, NatError> {
         let max = self.limits.ports_of_host();
+        self.full_block = None;
         let block = self.limits.block(host)?;
         let error = NatError::Ports { address: key.0, protocol: key.1 };
 

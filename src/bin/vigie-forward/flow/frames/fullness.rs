@@ -31,8 +31,8 @@ impl Fullness {
             self.reported = Some((now, usage.evicted, usage.refused));
             if let Some(PortBlock { host, first, last }) = usage.full_block {
                 return Some(format!(
-                    "{host} uses all of its ports ({first}-{last}): of such hosts, {} old translations were ended and {} new ones refused \
-                     since the last report; raise `ports_per_host`, or shorten `idle`",
+                    "{host} uses all of its ports ({first}-{last}); since the last report, {} old translations were ended and {} new ones \
+                     refused, of all hosts; raise `ports_per_host`, or shorten `idle`",
                     new.0, new.1
                 ));
             }
