@@ -420,12 +420,10 @@ impl Instance {
     }
 
     /// Follows a routing table of the kernel for the flows that route by it.
-    fn follow_table(&mut self, table: u32) -> Result<(), InstanceError> {
-        let monitor = NetlinkMonitor::open(table)?;
+    fn follow_table(&mut self, table: u32, monitor: NetlinkMonitor) {
         self.shared.follow(table, &monitor, &monitor.cache().changes());
         let task = follow(Rc::clone(&self.shared), table, monitor, Rc::clone(&self.mailbox));
         self.following.insert(table, spawn_local(task));
-        Ok(())
     }
 
     /// Stops following the tables by which no flow routes any more.
@@ -662,8 +660,14 @@ impl Instance {
         }
         let new_table = table.filter(|_| known.is_none());
         drop(routes);
+        // Before the flow is there: if it fails, the flow ends.
+        let monitor = new_table.map(|table| NetlinkMonitor::open(table).map(|monitor| (table, monitor)));
+        let monitor = monitor.transpose()?;
         self.shared.flows.borrow_mut().push(one);
-        new_table.map_or(Ok(()), |table| self.follow_table(table))
+        if let Some((table, monitor)) = monitor {
+            self.follow_table(table, monitor);
+        }
+        Ok(())
     }
 
     /// Forwards until a signal ends it, and drains. Returns the exit code.

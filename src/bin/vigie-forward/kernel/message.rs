@@ -152,7 +152,7 @@ fn interface_of(link: &LinkMessage) -> Option<Interface> {
             LinkLayerType::None | LinkLayerType::Tunnel
         ),
     };
-    let (mut is_vlan, mut lower) = (false, None);
+    let (mut is_vlan, mut is_elsewhere, mut lower) = (false, false, None);
     for attribute in &link.attributes {
         match attribute {
             LinkAttribute::IfName(name) => interface.name.clone_from(name),
@@ -162,11 +162,13 @@ fn interface_of(link: &LinkMessage) -> Option<Interface> {
                 is_vlan = infos.contains(&LinkInfo::Kind(InfoKind::Vlan));
             }
             LinkAttribute::Link(index) => lower = Some(*index),
+            // Then the index is one of another network namespace.
+            LinkAttribute::LinkNetNsId(_) => is_elsewhere = true,
             LinkAttribute::Address(bytes) => interface.mac = bytes.as_slice().try_into().ok(),
             _ => {}
         }
     }
-    interface.vlan_of = lower.filter(|_| is_vlan);
+    interface.vlan_of = lower.filter(|_| is_vlan && !is_elsewhere);
     Some(interface)
 }
 
