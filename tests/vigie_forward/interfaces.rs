@@ -13,6 +13,7 @@ use crate::{
     errors::{Prober, told},
     instance::{Folder, PROGRAM, counter, report, run_command},
     kit::{namespace::try_near, skip::skip},
+    logging::until,
     network::{CLIENT, Host, Network, SERVER, call, calls_through, with_network},
     paths::{forward, has_programs, stream, stream_between},
 };
@@ -51,10 +52,10 @@ fn tag_all(network: &Network) {
 /// Calls until the program has sent some packets: it leaves some to the host while that may have packets for a new neighbour.
 fn until_the_program_sends(network: &Network, folder: &Folder, port: u16) {
     let (socket, caller) = (folder.path("stats"), network.caller());
-    while counter(&socket, "l3", "nic: sent_packets") < 10 {
+    until("packets that the program sends", || {
         call(&caller, SERVER, port);
-        thread::park_timeout(Duration::from_millis(11));
-    }
+        (counter(&socket, "l3", "nic: sent_packets") >= 10).then_some(())
+    });
 }
 
 /// Goal: packets are routed between VLANs, by interfaces of the kernel on top of others, also of the same one. Method: client and server
@@ -196,7 +197,9 @@ fn each_flow_has_its_table() {
         router.run(
             "ip route del 10.9.0.0/24 table 200; ip route add 10.9.0.0/24 via 10.2.0.2 table 200",
         );
-        while calls_through(&callers[1], "10.9.0.1", far, "gone") {}
+        until("the new route", || {
+            (!calls_through(&callers[1], "10.9.0.1", far, "gone")).then_some(())
+        });
         assert!(calls_through(&callers[0], "10.9.0.1", near, "stays"));
 
         router.run("ip route add 10.9.0.0/24 via 10.4.0.2 table 300; ip route add 10.3.0.0/24 dev rc table 300");

@@ -32,7 +32,7 @@ fn lines(path: &Path) -> Vec<Value> {
 
 /// Waits until a condition holds.
 #[track_caller]
-fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     for _ in 0..BOUND.as_millis() / 10 {
         if let Some(found) = found() {
             return found;

@@ -135,7 +135,7 @@ impl PathDecision {
             (true, _, _) => ", as its load decides",
             (_, false, _) => ", to which it was moved",
             (_, _, true) => ", as configured",
-            (_, true, false) => ", the least of what works here",
+            (_, true, false) => ", the least of the paths available here",
         });
         let order = ranked(self.work);
         let at = order.iter().position(|one| *one == path).unwrap_or(order.len());
@@ -148,7 +148,7 @@ impl PathDecision {
         for refused in &self.refused {
             text.push_str(&format!("; not available: {refused}"));
         }
-        text.push_str("; no packet waits for the next of its message (cut-through)");
+        text.push_str("; packets are forwarded one by one as they come (cut-through)");
         text
     }
 
@@ -219,9 +219,9 @@ mod tests {
         let auto = decision(tcx, (false, false), "xdp-native: no driver").sentence(tcx);
         assert_eq!(
             auto,
-            "tcx takes 600ns a packet and 680ns a packet of segments, the least of what works here; dearer: xdp-generic 720ns a \
+            "tcx takes 600ns a packet and 680ns a packet of segments, the least of the paths available here; dearer: xdp-generic 720ns a \
              packet and 11.121µs a packet of segments, af-packet 2.221µs a packet and 11.121µs a packet of segments; not available: \
-             xdp-native: no driver; no packet waits for the next of its message (cut-through)"
+             xdp-native: no driver; packets are forwarded one by one as they come (cut-through)"
         );
         let host = decision(sockets, (false, false), "a program: no right").sentence(sockets);
         assert!(host.starts_with("af-packet takes 2.221µs") && host.contains("no right"), "{host}");
