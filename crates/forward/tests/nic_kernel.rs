@@ -14,7 +14,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use vigie_detect::Instant;
+use vigie_detect::{Instant, clock::monotonic_now};
 use vigie_forward::{
     bpf::{
         Assembler, AttachMode, Attachment, BpfMap, Condition, Generator, Helper, LoadedProgram,
@@ -27,7 +27,7 @@ use vigie_forward::{
     packet::{Packet, Port},
     pipeline::{BuiltinStage, DropReason, Offload, Stage},
     stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
-    tables::{Fib, Interface, NatTable, Route},
+    tables::{Fib, Interface, NatEndpoint, NatTable, NatTuple, Route},
 };
 use vigie_via::link::{Capability, EtherType, HEADER_BYTES, Link, MacAddress};
 
@@ -382,7 +382,8 @@ fn datagrams_are_routed() {
 }
 
 /// Goal: the program translates flows that the host has begun, in both directions, with checksums that sockets accept; the
-/// host learns that they are in use. Method: a datagram out, its answer back.
+/// host learns that they are in use, also before it would evict one. Method: a datagram out, its answer back; then a flow for which there is no
+/// port.
 #[test]
 fn datagrams_are_translated() {
     inside("datagrams_are_translated", || {
@@ -401,7 +402,7 @@ fn datagrams_are_translated() {
         assert_eq!(nic.counters().expect("counters").passed_up, 1);
         let mut host =
             Packet::new(Port(0), &datagram(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello"));
-        let now = Instant::from_nanos(1_000_000_000);
+        let now = monotonic_now();
         assert!(matches!(
             (Nat::new(table.clone()).rule(nat.rules()[0])).process(&mut host, now),
             vigie_forward::pipeline::Verdict::Pass
@@ -424,6 +425,11 @@ fn datagrams_are_translated() {
             socket.recv(&mut bytes).map(|length| bytes[..length].to_vec()).ok()
         });
         assert_eq!(arrived, Some(b"back".to_vec()), "{:?}", nic.counters());
+        let original = table.flows()[0].original;
+        let source = NatEndpoint::new(original.source.address, 5001);
+        let more = NatTuple { source, ..original };
+        assert!(table.open(more, (Some(external), None), None, now).is_err());
+        assert_eq!((table.flows()[0].original, table.usage().evicted), (original, 0));
         assert_eq!(nic.refresh(now, 100).expect("read"), 2);
         assert_eq!(nic.refresh(now, 100).expect("read"), 0);
         // A flow that has ended is not translated any more.

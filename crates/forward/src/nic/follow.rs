@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
 };
 
 use thiserror::Error;
@@ -11,16 +11,18 @@ use vigie_detect::Instant;
 use vigie_via::link::MacAddress;
 
 use super::layout::{
-    self, Layout, TCP_SEEN_AT, USED_AT, flow_key, flow_value, group_route_value, group_value,
-    interface_value, neighbour_key, neighbour_value, port_key, route_key, route_value, version,
+    self, HANDING_OVER_AT, Layout, TCP_SEEN_AT, USED_AT, flow_key, flow_value, group_route_value,
+    group_value, interface_value, neighbour_key, neighbour_value, port_key, route_key, route_value,
+    version,
 };
 use crate::{
     bpf::{BpfMap, MapError, UpdateMode},
     packet::{Port, TCP, TcpFlags},
     pipeline::{BuiltinStage, Offload, Stage},
     tables::{
-        Fib, FibChange, FibFeed, FibSnapshot, HopCell, HopTable, Interface, NatChange, NatFeed,
-        NatFlow, NatTable, NatTuple, Prefix, Route, RouteEntry, TcpProgress, Update,
+        Fib, FibChange, FibFeed, FibSnapshot, FlowProcessor, HopCell, HopTable, Interface,
+        NatChange, NatFeed, NatFlow, NatTable, NatTuple, Prefix, Route, RouteEntry, TcpProgress,
+        Update,
     },
 };
 
@@ -81,6 +83,21 @@ struct MappedTranslation {
     is_mapped: bool,
 }
 
+/// The maps of flows, in which programs note their packets.
+#[derive(Debug)]
+pub(super) struct FlowMaps<T>([T; 2]);
+
+impl<T: BpfMap + Send + Sync> FlowProcessor for FlowMaps<T> {
+    fn last_used(&self, tuple: &NatTuple) -> Option<Instant> {
+        let version = version(tuple.source.address);
+        let value = self.0[version].value(&flow_key(tuple)).ok()?;
+        let at = |offset: i16| value.get(usize::from(offset.unsigned_abs())..);
+        let with_host = u32::from_ne_bytes(*at(HANDING_OVER_AT[version])?.first_chunk()?);
+        let used = u64::from_ne_bytes(*at(USED_AT[version])?.first_chunk()?);
+        (with_host == 0 && used != 0).then(|| Instant::from_nanos(used))
+    }
+}
+
 /// Applies changes of a pipeline's tables to the maps.
 #[derive(Debug)]
 pub(super) struct Follower {
@@ -133,6 +150,18 @@ impl Follower {
             }
         }
         this
+    }
+
+    /// Lets the host's table of flows see which the programs use, as long as the result exists.
+    pub(super) fn show_flows<T>(&self, maps: &[T]) -> Option<Arc<FlowMaps<T>>>
+    where
+        T: BpfMap + Clone + Send + Sync + 'static,
+    {
+        let (table, _) = self.flows.as_ref()?;
+        let shown = Arc::new(FlowMaps(self.layout.flows.map(|map| maps[map].clone())));
+        let processor: Weak<FlowMaps<T>> = Arc::downgrade(&shown);
+        table.add_processor(processor);
+        Some(shown)
     }
 
     /// Returns whether there are changes to apply.

@@ -10,7 +10,7 @@ use vigie_via::link::Capability;
 use super::{
     NicCounters,
     compile::{CompileError, Compiled, NicConfig, compile},
-    follow::{FollowError, Follower, counters},
+    follow::{FlowMaps, FollowError, Follower, counters},
     layout::{Layout, port_key},
     taken::TakenPorts,
 };
@@ -166,6 +166,7 @@ impl NicPipelineBuilder {
         let maps = layout.specs.iter().map(|spec| KernelMap::new(*spec, "vigie_nic"));
         let maps: Vec<KernelMap> = maps.collect::<Result<_, _>>()?;
         let follower = Follower::new(stages, layout.clone(), self.config.asked_flows);
+        let shown = follower.show_flows(&maps);
         let mut nic_ports = BTreeMap::new();
         for ((port, interface), program) in self.ports.iter().zip(&programs) {
             let program = Arc::new(LoadedProgram::load_with(program, maps.clone())?);
@@ -179,7 +180,16 @@ impl NicPipelineBuilder {
             }
             None => None,
         };
-        let mut nic = NicPipeline { layout, maps, follower, nic_ports, taking, modes, kind };
+        let mut nic = NicPipeline {
+            layout,
+            maps,
+            follower,
+            _shown_flows: shown,
+            nic_ports,
+            taking,
+            modes,
+            kind,
+        };
         nic.follow()?;
         for port in &ports {
             nic.open(*port)?;
@@ -197,6 +207,8 @@ pub struct NicPipeline {
     layout: Layout,
     maps: Vec<KernelMap>,
     follower: Follower,
+    /// What the table of flows asks, as long as this exists.
+    _shown_flows: Option<Arc<FlowMaps<KernelMap>>>,
     nic_ports: BTreeMap<Port, NicPort>,
     taking: Option<LoadedProgram>,
     modes: Vec<AttachMode>,

@@ -20,6 +20,8 @@ mod trie;
 pub(crate) use self::hop_counters::HopCell;
 #[cfg(feature = "nic")]
 pub(crate) use self::hops::{BUCKET_BITS, BUCKETS, MULTIPLIER};
+#[cfg(feature = "nic")]
+pub(crate) use self::nat::FlowProcessor;
 pub use self::{
     counters::{CounterSnapshot, Traffic, TrafficCounters},
     feed::{Feed, Update},

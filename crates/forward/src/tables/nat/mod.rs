@@ -16,7 +16,7 @@ use std::{
     fmt,
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -233,6 +233,13 @@ impl NatTableBuilder {
     }
 }
 
+/// Another processor, which translates packets of a table's flows by itself.
+pub(crate) trait FlowProcessor: Send + Sync {
+    /// Returns when it has last translated a packet whose tuple was `tuple` before translation. Called under the table's lock, so it must
+    /// not use the table.
+    fn last_used(&self, tuple: &NatTuple) -> Option<Instant>;
+}
+
 struct NatTableInner {
     /// The number of changes so far. Written under the lock; `Relaxed` suffices, since the changes are read under the
     /// lock.
@@ -251,7 +258,7 @@ struct NatTableInner {
 /// # Bounds
 /// If there is no room, flows are evicted: first unanswered ones, the oldest first, then those that were answered but
 /// not used again, or have ended. A host beyond its [share](NatTableBuilder::host_percent) loses its own, else the largest host loses
-/// one. Established flows are never evicted.
+/// one. Established flows are never evicted, also where only a [`NicPipeline`](crate::nic::NicPipeline) has seen that they are.
 #[derive(Clone)]
 pub struct NatTable {
     inner: Arc<NatTableInner>,
@@ -357,6 +364,12 @@ impl NatTable {
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn touch(&self, tuple: &NatTuple, tcp: Option<&TcpProgress>, now: Instant) -> bool {
         self.changed(|state| state.translate(tuple, tcp, true, now).is_some())
+    }
+
+    /// Asks a processor for its packets before a flow is evicted, as long as the processor exists.
+    #[cfg(any(test, feature = "nic"))]
+    pub(crate) fn add_processor(&self, processor: Weak<dyn FlowProcessor>) {
+        self.lock().add_processor(processor);
     }
 
     /// Returns how full the table is.

@@ -15,6 +15,7 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
     hash::{BuildHasher, Hasher},
     net::IpAddr,
+    sync::Weak,
     time::Duration,
 };
 
@@ -25,8 +26,8 @@ use slab::Slab;
 use vigie_detect::Instant;
 
 use super::{
-    NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFlow, NatTimeouts, NatTuple, NatUsage,
-    PortBlock, PortBlocks,
+    FlowProcessor, NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFlow, NatTimeouts,
+    NatTuple, NatUsage, PortBlock, PortBlocks,
     mapping::{Mappings, PoolKey},
     pool::{PortLayout, PortPool, Standing},
     saved::SavedFlow,
@@ -39,8 +40,11 @@ use crate::{
 
 /// The number of flows checked for expiry with each new one.
 const EXPIRED_PER_OPEN: usize = 4;
-/// The number of flows evicted for one port; several flows may share it.
-const EVICTED_PER_PORT: usize = 32;
+/// The number of candidates for eviction that are examined for one port, or for one flow: several flows may share a port, and other
+/// processors may use some.
+const CANDIDATES_MAX: usize = 32;
+/// How much older than its packet a time of another processor may be: its clock may go by ticks.
+const TICK_MAX: Duration = Duration::from_millis(10);
 
 /// A keyed hash, so that strangers cannot make all flows collide.
 #[derive(Clone, Copy)]
@@ -214,6 +218,8 @@ pub(super) struct NatState {
     log: ChangeLog<NatChange>,
     /// Events that were not taken yet; `None` without an observer.
     events: Option<Vec<NatEvent>>,
+    /// Those that translate packets of these flows by themselves.
+    processors: Vec<Weak<dyn FlowProcessor>>,
     /// The ends that are published, and the flows begun to them.
     reserved: BTreeMap<(u8, NatEndpoint), u64>,
     version: u64,
@@ -238,6 +244,7 @@ impl NatState {
             next_ticket: 0,
             log: ChangeLog::new(),
             events: is_observed.then(Vec::new),
+            processors: Vec::new(),
             reserved: BTreeMap::new(),
             version: 0,
             limits,
@@ -498,19 +505,36 @@ impl NatState {
 
         // A host at its limit loses one of its own flows, never one of another host.
         let share = self.pool(pool).hosts.get(&host);
-        if let Some(share) = share.filter(|share| share.flows >= max) {
-            let victim = share.victim();
-            self.full_block = None;
-            self.evict(victim.ok_or(NatError::Host { host, max })?, now);
+        if share.is_some_and(|share| share.flows >= max) {
+            let victim = |state: &Self| state.pools.get(&pool)?.hosts.get(&host)?.victim();
+            self.evict_first(victim, NatError::Host { host, max }, now)?;
         }
 
         if self.entries.len() >= self.limits.flows_max && self.expire(now, usize::MAX) == 0 {
-            let victims = self.pools.values().filter_map(|pool| pool.victim(|host| host.flows));
-            let victim = victims.max().map(|(_, slot)| slot);
-            self.full_block = None;
-            self.evict(victim.ok_or(NatError::Full { max: self.limits.flows_max })?, now);
+            let victim = |state: &Self| {
+                let victims = state.pools.values().filter_map(|pool| pool.victim(|one| one.flows));
+                victims.max().map(|(_, slot)| slot)
+            };
+            let error = NatError::Full { max: self.limits.flows_max };
+            self.evict_first(victim, error, now)?;
         }
         Ok(())
+    }
+
+    /// Evicts one of the flows that `victim` finds, or fails with `error`.
+    fn evict_first(
+        &mut self,
+        victim: impl Fn(&Self) -> Option<usize>,
+        error: NatError,
+        now: Instant,
+    ) -> Result<(), NatError> {
+        self.full_block = None;
+        for _ in 0..CANDIDATES_MAX {
+            if self.evict(victim(self).ok_or(error)?, now) {
+                return Ok(());
+            }
+        }
+        Err(error)
     }
 
     fn take_port(
@@ -526,7 +550,7 @@ impl NatState {
         let error = NatError::Ports { address: key.0, protocol: key.1 };
 
         // Several flows may share a port: one eviction need not free any.
-        for attempt in 0..EVICTED_PER_PORT {
+        for attempt in 0..CANDIDATES_MAX {
             let pool = self.pool(key);
             let share = pool.host(host);
             let (mut has_all, mut victim) = (share.ports >= max, share.victim());
@@ -553,9 +577,49 @@ impl NatState {
         Err(error)
     }
 
-    fn evict(&mut self, slot: usize, now: Instant) {
+    /// Evicts a flow, unless other processors have translated packets that make it one to be evicted later, or never. Returns whether
+    /// it has.
+    fn evict(&mut self, slot: usize, now: Instant) -> bool {
+        if self.learn_use(slot) {
+            return false;
+        }
         self.evicted += 1;
         self.end(slot, NatEnd::Evicted, now);
+        true
+    }
+
+    /// Asks other processors for packets of a flow that is to be evicted. Returns whether its standing has changed.
+    fn learn_use(&mut self, slot: usize) -> bool {
+        let Some(entry) = self.entries.get_mut(slot) else { return false };
+        let before = entry.standing();
+        let [there, back] = entry.flow.translations().map(|(tuple, _)| tuple);
+        // Of another flow that had these ends, too, there may be an older time.
+        let since = entry.began - TICK_MAX;
+        let last_used = |tuple: &NatTuple| {
+            let processors = self.processors.iter().filter_map(Weak::upgrade);
+            processors.filter_map(|one| one.last_used(tuple)).filter(|at| *at >= since).max()
+        };
+        if entry.phase == Phase::Opening
+            && let Some(at) = last_used(&back)
+        {
+            let _ = entry.note_packet(true, None, true, at);
+        }
+        if entry.phase == Phase::Answered
+            && let Some(at) = last_used(&there)
+        {
+            let _ = entry.note_packet(false, None, true, at);
+        }
+        let after = entry.standing();
+        if before != after {
+            self.set_standing(slot, Some(before), Some(after));
+        }
+        before != after
+    }
+
+    #[cfg(any(test, feature = "nic"))]
+    pub(super) fn add_processor(&mut self, processor: Weak<dyn FlowProcessor>) {
+        self.processors.retain(|one| one.strong_count() > 0);
+        self.processors.push(processor);
     }
 
     fn expire_one(&mut self, slot: usize, now: Instant) {

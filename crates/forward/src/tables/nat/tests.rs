@@ -137,6 +137,110 @@ fn the_largest_host_loses_first() {
     assert!(open(&full, tuple(UDP, end(3, 150), peer(1, 9)), START).is_ok());
 }
 
+/// A processor that has translated packets of these tuples, and counts how often it is asked.
+#[derive(Default)]
+struct Program {
+    used: Mutex<BTreeMap<NatTuple, Instant>>,
+    asked: AtomicU64,
+}
+
+impl FlowProcessor for Program {
+    fn last_used(&self, tuple: &NatTuple) -> Option<Instant> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.used.lock().unwrap().get(tuple).copied()
+    }
+}
+
+/// Goal: what only another processor has seen of a flow counts when the flow is to be evicted, at each limit, and at no other time; old
+/// times and processors that are gone count for nothing; a flood costs one question for each eviction. Method: of 40 flows, all but one
+/// were answered and used again, or answered, or only used again; then more flows.
+#[test]
+fn flows_in_use_elsewhere_are_kept() {
+    let of = |number: u16| tuple(UDP, end(2, number), peer(1, 9));
+    let began = START + Duration::from_secs(5);
+    let builder = || NatTable::builder().seed(7).host_percent(100);
+    let block = PortBlocks::new(vec!["10.0.0.2/32".parse().unwrap()], 40.try_into().unwrap());
+    for full in [
+        builder().ports(2000, 2039),
+        builder().ports(2000, 2079).host_percent(50),
+        builder().ports(2000, 2039).port_blocks(block),
+        builder().flows_max(40),
+        builder().flows_max(80).host_percent(50),
+    ] {
+        let (table, program, gone) =
+            (full.build(), Arc::new(Program::default()), Program::default());
+        for processor in [Arc::new(gone), Arc::clone(&program)] {
+            let processor: Weak<Program> = Arc::downgrade(&processor);
+            table.add_processor(processor);
+        }
+        let asked = || program.asked.swap(0, Ordering::Relaxed);
+        let use_at = |tuple, at| program.used.lock().unwrap().extend([(tuple, at)]);
+        let answered = |flow: NatTuple, at| use_at(table.peek(&flow).unwrap().reversed(), at);
+        let is_there = |number| table.peek(&of(number)).is_some();
+        for number in 0..40 {
+            open(&table, of(number), began).unwrap();
+            // The last one of these times is another flow's.
+            let at = if number == 20 { START } else { began };
+            use_at(of(number), at);
+            if number != 21 {
+                answered(of(number), at);
+            }
+        }
+        assert_eq!((table.usage().evicted, asked()), (0, 0));
+        open(&table, of(40), began).unwrap();
+        assert!(is_there(19) && !is_there(20) && is_there(21));
+        // Both ways of the first 20, and back of the next one.
+        assert_eq!(asked(), 41);
+        open(&table, of(41), began).unwrap();
+        assert!(!is_there(21) && is_there(22));
+        assert_eq!(asked(), 1);
+
+        // The other 18, then the oldest one that nobody uses, and the flood after it.
+        for number in 42..1042 {
+            open(&table, of(number), began).unwrap();
+        }
+        assert_eq!(asked(), 18 * 2 + 1000);
+        assert!((0..20).chain(22..40).all(is_there));
+
+        // The host has heard an answer, and the program what came after it.
+        for number in [1040, 1041] {
+            table.translate(&table.peek(&of(number)).unwrap().reversed(), None, began).unwrap();
+        }
+        use_at(of(1040), began);
+        open(&table, of(1042), began).unwrap();
+        assert!(is_there(1040) && !is_there(1041));
+        // Its first packet back only: it goes when nothing has less to lose.
+        answered(of(1042), began);
+        open(&table, of(1043), began).unwrap();
+        assert!(!is_there(1042));
+        use_at(of(1043), began);
+        answered(of(1043), began);
+        assert!(open(&table, of(1044), began).is_err());
+        assert_eq!((table.len(), is_there(1043)), (40, true));
+    }
+}
+
+/// Goal: a new flow examines a bounded number of others. Method: 100 that only a processor knows to be established.
+#[test]
+fn a_new_flow_examines_few_others() {
+    let table = NatTable::builder().seed(7).host_percent(100).flows_max(100).build();
+    let program = Arc::new(Program::default());
+    let processor: Weak<Program> = Arc::downgrade(&program);
+    table.add_processor(processor);
+    for number in 0..100 {
+        let flow = tuple(UDP, end(2, number), peer(1, 9));
+        let back = open(&table, flow, START).unwrap().reversed();
+        program.used.lock().unwrap().extend([(flow, START), (back, START)]);
+    }
+    for asked in [64, 128, 192, 200, 200] {
+        let more = tuple(UDP, end(2, 100), peer(1, 9));
+        let refused = open(&table, more, START).unwrap_err();
+        assert!(matches!(refused, NatError::Full { .. } | NatError::Host { .. }), "{refused}");
+        assert_eq!(program.asked.load(Ordering::Relaxed), asked);
+    }
+    assert_eq!((table.len(), table.usage().evicted), (100, 0));
+}
+
 /// Blocks of 4 of the ports 2000 to 2030, for the hosts 10.0.0.2 and 3, and 10.0.0.8 to 15; the last 3 hosts and 3 ports are left over.
 fn blocks() -> PortBlocks {
     let networks = ["10.0.0.2/31", "10.0.0.8/29"].map(|text| text.parse().unwrap());
