@@ -153,13 +153,13 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
         instance.manager.ready(&instance.status());
         log(format!("forwards; `vigie-forward stats --socket {}` shows it", bound.path.display()));
         Ok::<_, InstanceError>(instance.serve().await)
-    })?;
+    });
 
     drop(bound);
     if let Some(said) = access_log::finish() {
         log(said);
     }
-    Ok(code)
+    code
 }
 
 /// Finds the instance that is to be replaced, if it runs.

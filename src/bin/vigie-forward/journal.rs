@@ -24,8 +24,8 @@ static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 /// Writes a line to the log.
 pub(crate) fn log(what: impl AsRef<str>) {
     let what = what.as_ref();
-    // `eprintln!` would panic once standard error is a closed pipe.
-    let _ = writeln!(io::stderr(), "vigie-forward: {what}");
+    // `eprintln!` would panic once standard error is a closed pipe. One write: lines of `log_file` may go there, too.
+    let _ = io::stderr().write_all(format!("vigie-forward: {what}\n").as_bytes());
     keep(what);
 }
 

@@ -5,8 +5,8 @@
 //!   threads of nat  ──┴▶ queue of 4096 entries ──▶ thread: line.rs, writer.rs ──▶ file, pipe or terminal
 //!                          │ full: lost, counted
 //! ```
-//! What cannot be written stays at the head of the queue, and is tried again every 250 ms: a full disk costs only the entries for which the queue
-//! has no room.
+//! What cannot be written stays at the head of the queue, and is tried again every 250 ms, or once a pipe has room: a full disk costs only the
+//! entries for which the queue has no room.
 
 mod line;
 mod writer;
@@ -16,7 +16,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     thread::{self, Thread},
@@ -24,7 +24,7 @@ use std::{
 };
 
 use thiserror::Error;
-use vigie::detect::clock::monotonic_now;
+use vigie::{Instant, detect::clock::monotonic_now};
 
 pub(crate) use self::line::{EntryKind, connection, translation};
 use self::writer::{LineWriter, Output};
@@ -39,6 +39,8 @@ const QUEUE_ENTRIES: usize = 4096;
 const BATCH_BYTES: usize = 32 << 10;
 /// The time until a failed write is tried again, and at which an idle thread looks for another file.
 const RETRY: Duration = Duration::from_millis(250);
+/// The number of calls of [`news`] without loss or trouble until that is over.
+const QUIET: u32 = 5;
 /// The time for what is left at the end of the process.
 const FINISH: Duration = Duration::from_secs(2);
 
@@ -69,6 +71,8 @@ struct LogState {
     written: AtomicU64,
     lost: AtomicU64,
     is_finishing: AtomicBool,
+    /// The number of threads of `offer_all`.
+    offering: AtomicUsize,
     /// The file to go on with.
     next: Mutex<Option<Output>>,
     /// Why lines cannot be written at the moment.
@@ -100,8 +104,33 @@ struct AccessLog {
     queue: SyncSender<Entry>,
     writer: Thread,
     ended: Mutex<Receiver<()>>,
-    /// What was said last, and how many were lost by then.
-    told: Mutex<(bool, u64)>,
+    told: Mutex<Told>,
+}
+
+impl AccessLog {
+    /// Waits for room. Late entries are lost.
+    fn offer_until(&self, mut entry: Entry, until: Instant) {
+        loop {
+            match self.queue.try_send(entry) {
+                Err(TrySendError::Full(back)) if monotonic_now() < until => entry = back,
+                Ok(()) => return,
+                Err(_) => {
+                    self.state.lost.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+            }
+            thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+}
+
+/// What `news` has said, and seen.
+#[derive(Default)]
+struct Told {
+    is_bad: bool,
+    lost: u64,
+    /// The number of calls since the last loss or trouble.
+    quiet: u32,
 }
 
 /// Opens the log, unless it is open. Its thread has no rights.
@@ -141,23 +170,24 @@ pub(crate) fn offer(flow: &Arc<str>, kind: EntryKind) {
     }
 }
 
-/// As [`offer`], of many at once: waits for room, for at most 2 s in all. Not for threads that forward.
-pub(crate) fn offer_all(flow: &Arc<str>, kinds: impl Iterator<Item = EntryKind>) {
+/// As [`offer`], of many at once: a thread of their own waits for room, for at most 2 s in all.
+pub(crate) fn offer_all(
+    flow: Arc<str>,
+    kinds: impl ExactSizeIterator<Item = EntryKind> + Send + 'static,
+) {
     let Some(log) = LOG.get() else { return };
-    let until = monotonic_now() + FINISH;
-    for kind in kinds {
-        let mut entry = Entry { flow: Arc::clone(flow), at: SystemTime::now(), kind };
-        loop {
-            match log.queue.try_send(entry) {
-                Err(TrySendError::Full(back)) if monotonic_now() < until => entry = back,
-                Ok(()) => break,
-                Err(_) => {
-                    log.state.lost.fetch_add(1, Ordering::Relaxed);
-                    break;
-                }
-            }
-            thread::park_timeout(Duration::from_millis(1));
+    let (at, until, count) = (SystemTime::now(), monotonic_now() + FINISH, kinds.len() as u64);
+    let body = move || {
+        for kind in kinds {
+            log.offer_until(Entry { flow: Arc::clone(&flow), at, kind }, until);
         }
+        // Release: whoever sees the end sees the entries, too.
+        log.state.offering.fetch_sub(1, Ordering::Release);
+    };
+    log.state.offering.fetch_add(1, Ordering::Relaxed);
+    if thread::Builder::new().name("log-offer".to_owned()).spawn(body).is_err() {
+        log.state.offering.fetch_sub(1, Ordering::Relaxed);
+        log.state.lost.fetch_add(count, Ordering::Relaxed);
     }
 }
 
@@ -183,10 +213,13 @@ pub(crate) fn news(say: impl FnOnce(&str, &LogTarget)) {
     let Some(log) = LOG.get() else { return };
     let (trouble, lost) = (log.state.trouble(), log.state.lost.load(Ordering::Relaxed));
     let mut told = log.told.lock().unwrap_or_else(PoisonError::into_inner);
-    let (was_told, lost_before) = *told;
-    let is_bad = trouble.is_some() || lost > lost_before;
-    *told = (is_bad, lost);
-    match (was_told, is_bad) {
+    let is_quiet = trouble.is_none() && lost == told.lost;
+    told.quiet = if is_quiet { told.quiet.saturating_add(1) } else { 0 };
+    told.lost = lost;
+    let was_bad = told.is_bad;
+    // Losses in every other second are one trouble.
+    told.is_bad = told.quiet == 0 || (was_bad && told.quiet < QUIET);
+    match (was_bad, told.is_bad) {
         (false, true) => {
             let why = trouble.unwrap_or_else(|| "it takes them too slowly".to_owned());
             let said = format!(
@@ -219,8 +252,9 @@ pub(crate) fn finish() -> Option<String> {
 fn write_all(state: &LogState, entries: &Receiver<Entry>, mut writer: LineWriter<Output>) {
     loop {
         state.adopt_next(&mut writer);
-        // Acquire: entries that were offered before the end are seen below.
-        let is_finishing = state.is_finishing.load(Ordering::Acquire);
+        // Acquire, both: entries that were offered before the end are seen below.
+        let is_finishing = state.is_finishing.load(Ordering::Acquire)
+            && state.offering.load(Ordering::Acquire) == 0;
         if writer.is_empty() {
             match entries.recv_timeout(if is_finishing { Duration::ZERO } else { RETRY }) {
                 Ok(entry) => writer.push(&line::text(&entry)),
@@ -239,9 +273,13 @@ fn write_all(state: &LogState, entries: &Receiver<Entry>, mut writer: LineWriter
         state.adopt_next(&mut writer);
         let flushed = writer.flush();
         state.written.fetch_add(writer.take_written(), Ordering::Relaxed);
-        state.set_trouble(flushed.as_ref().err());
-        if flushed.is_err() {
-            thread::park_timeout(RETRY);
+        // A full pipe is no trouble unless lines are lost.
+        let is_full = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        state.set_trouble(flushed.as_ref().err().filter(|error| !is_full(error)));
+        match flushed {
+            Ok(()) => {}
+            Err(error) if is_full(&error) => writer.wait_for_room(RETRY),
+            Err(_) => thread::park_timeout(RETRY),
         }
     }
 }

@@ -8,9 +8,13 @@ use std::{
         unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
     },
     path::Path,
+    time::Duration,
 };
 
-use rustix::io::ioctl_fionbio;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::ioctl_fionbio,
+};
 
 use super::AccessLogError;
 use crate::config::LogTarget;
@@ -39,30 +43,15 @@ fn open_file(path: &Path) -> io::Result<File> {
     let is_pipe = fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o640);
-    // With its reading end open, too, it has a reader always, and is merely full without another one.
-    let mut file = options.read(is_pipe).open(path)?;
     if is_pipe {
+        // With its reading end open, too, it has a reader always, and is merely full without another one.
+        let file = options.read(true).open(path)?;
         ioctl_fionbio(&file, true)?;
+        return Ok(file);
     }
-    end_last_line(path, &mut file)?;
-    Ok(file)
-}
-
-/// Ends the last line, of which a process that was killed, or a full disk, may have left a part.
-fn end_last_line(path: &Path, file: &mut File) -> io::Result<()> {
-    let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() == 0 {
-        return Ok(());
-    }
-    let mut last = [0];
-    // Some files can be written and not read.
-    let Ok(readable) = File::open(path) else { return Ok(()) };
-    readable.read_exact_at(&mut last, metadata.len() - 1)?;
-    if last != *b"\n" {
-        // Lines are written again once there is room.
-        let _ = file.write(b"\n");
-    }
-    Ok(())
+    // It is read for its last byte. Some files can be written and not read.
+    let readable = options.clone().read(true).open(path);
+    readable.or_else(|_| options.open(path))
 }
 
 impl Write for Output {
@@ -84,12 +73,22 @@ impl Write for Output {
 pub(super) trait Measured {
     /// Returns its length in bytes, if it has one.
     fn length_bytes(&self) -> Option<u64>;
+
+    /// Returns true if its last line has no newline: a process that was killed, or a full disk, may have left a part.
+    fn ends_within_line(&self) -> bool;
 }
 
 impl Measured for Output {
     fn length_bytes(&self) -> Option<u64> {
         let Self::File(file) = self else { return None };
         file.metadata().ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len())
+    }
+
+    fn ends_within_line(&self) -> bool {
+        let Self::File(file) = self else { return false };
+        let last_at = self.length_bytes().and_then(|length| length.checked_sub(1));
+        let mut last = [0];
+        last_at.is_some_and(|at| file.read_exact_at(&mut last, at).is_ok() && last != *b"\n")
     }
 }
 
@@ -103,11 +102,27 @@ pub(super) struct LineWriter<W> {
     /// The length of the output after an error.
     length_bytes: Option<u64>,
     written: u64,
+    /// True until the output is known to be at the beginning of a line.
+    is_new: bool,
+}
+
+impl LineWriter<Output> {
+    /// Waits until the output has room, or for `at_most`.
+    pub(super) fn wait_for_room(&self, at_most: Duration) {
+        let (stdout, stderr) = (io::stdout(), io::stderr());
+        let output = match &self.output {
+            Output::Stdout => stdout.as_fd(),
+            Output::Stderr => stderr.as_fd(),
+            Output::File(file) => file.as_fd(),
+        };
+        let at_most = Timespec::try_from(at_most).ok();
+        let _ = poll(&mut [PollFd::from_borrowed_fd(output, PollFlags::OUT)], at_most.as_ref());
+    }
 }
 
 impl<W: Write + Measured> LineWriter<W> {
     pub(super) const fn new(output: W) -> Self {
-        Self { output, pending: Vec::new(), done: 0, length_bytes: None, written: 0 }
+        Self { output, pending: Vec::new(), done: 0, length_bytes: None, written: 0, is_new: true }
     }
 
     /// Adds a line, which ends with its only newline.
@@ -136,6 +151,10 @@ impl<W: Write + Measured> LineWriter<W> {
             // Another process has emptied the file to make room, and the line's first part is gone: it begins again.
             self.done = 0;
         }
+        if self.is_new && self.output.ends_within_line() {
+            self.output.write_all(b"\n")?;
+        }
+        self.is_new = false;
         loop {
             let Some(rest) = self.pending.get(self.done..).filter(|rest| !rest.is_empty()) else {
                 return Ok(());
@@ -165,6 +184,7 @@ impl<W: Write + Measured> LineWriter<W> {
     /// Goes on with another output. A line of which the old one has a part is lost. Returns how many are.
     pub(super) fn replace(&mut self, output: W) -> u64 {
         self.output = output;
+        self.is_new = true;
         if self.done == 0 {
             return 0;
         }
@@ -205,6 +225,10 @@ mod tests {
     impl Measured for Disk {
         fn length_bytes(&self) -> Option<u64> {
             Some(self.bytes.len() as u64)
+        }
+
+        fn ends_within_line(&self) -> bool {
+            self.bytes.last().is_some_and(|last| *last != b'\n')
         }
     }
 
@@ -251,6 +275,30 @@ mod tests {
             assert_eq!(writer.take_written(), 3, "{room}");
             let text = String::from_utf8(writer.output.bytes).unwrap();
             assert!(text.lines().all(|line| ["one", "two", "three"].contains(&line)), "{text}");
+        }
+    }
+
+    /// Goal: the part of a line that is lost when the same full file is opened again stays on a line of its own, however late there is room.
+    /// Method: every amount of room that is too little; the disk is still full for the first write.
+    #[test]
+    fn the_same_file_goes_on_with_a_line() {
+        for room in 0..14 {
+            let mut writer = filled(room);
+            writer.flush().unwrap_err();
+            let bytes = writer.output.bytes.clone();
+            let part = bytes.rsplit(|byte| *byte == b'\n').next().unwrap().to_vec();
+            let cut = writer.replace(Disk { bytes, room: 0 });
+            // All lines may have been written but for the last newline.
+            writer.push("four\n");
+            writer.flush().unwrap_err();
+            writer.output.room = 100;
+            writer.flush().unwrap();
+            assert_eq!(cut + writer.take_written(), 4, "{room}");
+            let text = String::from_utf8(writer.output.bytes).unwrap();
+            let part = String::from_utf8(part).unwrap();
+            let known = ["one", "two", "three", "four"];
+            let others: Vec<_> = text.lines().filter(|line| !known.contains(line)).collect();
+            assert!(others.iter().all(|line| *line == part && !part.is_empty()), "{text}");
         }
     }
 }

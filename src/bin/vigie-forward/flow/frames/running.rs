@@ -321,15 +321,12 @@ impl Running for FramesFlow {
     fn drain(mut self: Box<Self>, _: Instant) -> Draining {
         // Counts that arrive while this runs are not shown.
         let last = self.report();
-        // Now, since a flow with other settings may begin with it at once.
-        let logged = match (self.state_file.take(), &self.nat) {
-            (Some(state_file), Some(nat)) => {
-                state_file.end(&nat.table);
-                None
-            }
-            (None, Some(nat)) => nat.log_end(&self.head.name),
-            (_, None) => None,
-        };
+        let state_file = self.state_file.take();
+        let logs_end = state_file.is_none();
+        if let (Some(state_file), Some(nat)) = (state_file, &self.nat) {
+            // Now, since a flow with other settings may begin with it at once.
+            state_file.end(&nat.table);
+        }
         let ended = Box::pin(async move {
             // First the program: its packets are then still forwarded by the host.
             let program = self.program.take();
@@ -345,8 +342,9 @@ impl Running for FramesFlow {
             let thread = self.thread.take();
             let _ = spawn_blocking(move || drop(thread)).await;
             drop(self.claims);
-            if let Some(logged) = logged {
-                let _ = logged.await;
+            // Not before: until the thread has ended, translations begin and end, and are logged.
+            if let Some(nat) = self.nat.as_ref().filter(|_| logs_end) {
+                nat.log_end(&self.head.name);
             }
             Drained::default()
         });

@@ -2,11 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use vigie::{
-    JoinHandle,
-    forward::{packet::TCP, tables::NatTable},
-    spawn_blocking,
-};
+use vigie::forward::{packet::TCP, tables::NatTable};
 
 use crate::{
     access_log::{self, EntryKind},
@@ -42,19 +38,16 @@ impl Translations {
     }
 
     /// Logs that all translations end with the flow. Translations that are kept for the next start do not.
-    pub(super) fn log_end(&self, flow: &str) -> Option<JoinHandle<()>> {
+    pub(super) fn log_end(&self, flow: &str) {
         if self.log == LogChoice::Off {
-            return None;
+            return;
         }
-        let (flow, has_remote) = (Arc::from(flow), self.log == LogChoice::Each);
-        let flows = self.table.flows();
-        Some(spawn_blocking(move || {
-            let end = |flow| EntryKind::Translation {
-                flow,
-                has_remote,
-                end: Some((None, "stopped".to_owned())),
-            };
-            access_log::offer_all(&flow, flows.into_iter().map(end));
-        }))
+        let has_remote = self.log == LogChoice::Each;
+        let end = move |flow| EntryKind::Translation {
+            flow,
+            has_remote,
+            end: Some((None, "stopped".to_owned())),
+        };
+        access_log::offer_all(Arc::from(flow), self.table.flows().into_iter().map(end));
     }
 }
