@@ -5,8 +5,6 @@
 use std::{
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
-    thread,
-    time::Duration,
 };
 
 use crate::{

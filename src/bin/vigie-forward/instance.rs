@@ -364,7 +364,7 @@ impl Instance {
             drained: Rc::new(Cell::new(Drained::default())),
         };
         for table in tables {
-            this.follow_table(table)?;
+            this.follow_table(table, NetlinkMonitor::open(table)?);
         }
 
         spawn_local(tick(Rc::clone(&shared), Rc::clone(&this.mailbox))).detach();
@@ -661,7 +661,8 @@ impl Instance {
         let new_table = table.filter(|_| known.is_none());
         drop(routes);
         // Before the flow is there: if it fails, the flow ends.
-        let monitor = new_table.map(|table| NetlinkMonitor::open(table).map(|monitor| (table, monitor)));
+        let monitor =
+            new_table.map(|table| NetlinkMonitor::open(table).map(|monitor| (table, monitor)));
         let monitor = monitor.transpose()?;
         self.shared.flows.borrow_mut().push(one);
         if let Some((table, monitor)) = monitor {

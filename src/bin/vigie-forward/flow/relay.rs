@@ -445,7 +445,9 @@ fn sentence(of: &FlowReport) -> String {
         "copy" | "splice" => format!("bytes move by {path}, as configured"),
         _ => "datagrams are copied".to_owned(),
     };
-    format!("`{name}` ({between}) is relayed between sockets on the host, since no interface forwards streams: {how}.")
+    format!(
+        "`{name}` ({between}) is relayed between sockets on the host, since no interface forwards streams: {how}."
+    )
 }
 
 fn of_streams(head: &FlowReport, stats: &RelayStats, has_tls: bool) -> FlowReport {
