@@ -623,7 +623,7 @@ fn each_flow_is_explained() {
             let mut flow = flow.ready();
             let said = sentence(&folder);
             for words in
-                [taken, dearer, ", the least of what works here", "not available: xdp-native: "]
+                [taken, dearer, ", the least of the paths available here", "not available: xdp-native: "]
             {
                 assert!(
                     said.contains(words) && logged.contains(words),
