@@ -252,7 +252,7 @@ fn a_full_disk_loses_only_lines() {
             let is_json = |line: &&str| serde_json::from_str::<Value>(line).is_ok();
             let whole = text.lines().filter(is_json).count() as u64;
             let is_all = written + lost == counter(&stats, "relay", "denied") && whole == written;
-            (is_all && text.lines().count() as u64 == written + 1).then_some(())
+            (is_all && text.lines().count() as u64 <= written + 1).then_some(())
         });
         let ended = relay.end();
         assert_eq!((ended.code(), ended.said.matches("cannot be written").count()), (0, 1));

@@ -181,7 +181,7 @@ pub(crate) fn offer_all(
         for kind in kinds {
             log.offer_until(Entry { flow: Arc::clone(&flow), at, kind }, until);
         }
-        // Release: the thread that sees the end sees the entries, too.
+        // Release: pairs with the acquire of `write_all`, which then sees the entries.
         log.state.offering.fetch_sub(1, Ordering::Release);
     };
     log.state.offering.fetch_add(1, Ordering::Relaxed);
