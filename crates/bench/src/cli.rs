@@ -329,6 +329,21 @@ mod tests {
         }
     }
 
+    /// Goal: each relay is measured where it can do what is measured: socat up to 256 streams, TLS only by those that end it. Method:
+    /// the numbers of cases.
+    #[test]
+    fn relays_are_measured_where_they_can_be() {
+        for (words, cases) in [
+            // Without a relay, vigie and socat; the first two.
+            ("throughput --peers socat --connections 256,257", 5),
+            // vigie, HAProxy and nginx, twice.
+            ("tls-echo", 6),
+        ] {
+            let plan = plan_of(&format!("forward --relay --only {words}")).expect("a plan");
+            assert_eq!(plan.cases(), cases, "{words}");
+        }
+    }
+
     /// Goal: options of one way to measure are refused with another, and defaults of others are in no way. Method: a
     /// table.
     #[test]

@@ -31,8 +31,8 @@ pub(super) struct Forward {
     /// Number of rounds, over which figures are medians (from 1). Default: 3; with --over 1.
     #[arg(long, conflicts_with = "model", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Measure only these: `raw` or `framed` with --relay, and `echo`, `datagrams` or `tls`, which are measured only if they are named (they need
-    /// `vigie-forward` beside this program, and two cores; two minutes); with --live, names of paths as in the results (host-xdp,
+    /// Measure only these: `raw` or `framed` with --relay, and `throughput`, `echo`, `datagrams`, `tls` or `tls-echo`, which are measured only if
+    /// they are named (they need `vigie-forward` beside this program, and two cores; three minutes); with --live, names of paths as in the results (host-xdp,
     /// testpmd-xdp, nic-route, …; `segments` is measured only if it is named: TCP through `vigie-forward`, which must be beside this
     /// program, and through the kernel, by iperf3, two minutes; `frames` likewise: frames of 64 bytes, with ethtool, two minutes; `operations`: what reloads, restarts and floods
     /// cost others, a minute).
@@ -60,15 +60,17 @@ impl Options for Forward {
         if self.relay {
             let is_asked = |name| only.is_empty() || only.iter().any(|only| only == name);
             let (raw, framed) = (is_asked("raw"), is_asked("framed"));
-            let names = ["echo", "datagrams", "tls"];
-            let [echo, datagrams, tls] = names.map(|name| only.iter().any(|only| only == name));
-            if ![raw, framed, echo, datagrams, tls].contains(&true) {
-                let known = "raw, framed, echo, datagrams and tls";
+            let names = ["throughput", "echo", "datagrams", "tls", "tls-echo"];
+            let named = names.map(|name| only.iter().any(|only| only == name));
+            let [throughput, echo, datagrams, tls, tls_echo] = named;
+            if !raw && !framed && !named.contains(&true) {
+                let known = "raw, framed, throughput, echo, datagrams, tls and tls-echo";
                 return Err(BenchError::NothingNamed { known });
             }
             let mut plan = self.relays;
             (plan.raw, plan.framed, plan.rounds) = (raw, framed, rounds);
-            (plan.echo, plan.datagrams, plan.tls) = (echo, datagrams, tls);
+            (plan.throughput, plan.echo, plan.datagrams) = (throughput, echo, datagrams);
+            (plan.tls, plan.tls_echo) = (tls, tls_echo);
             return Ok(Box::new(plan));
         }
         if self.live {

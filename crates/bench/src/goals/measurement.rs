@@ -270,7 +270,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 57] = [
+const CASES: [&str; 59] = [
     "alltoall",
     "any",
     "backlog",
@@ -309,7 +309,9 @@ const CASES: [&str; 57] = [
     "relay-framed-latency",
     "relay-framed-stream",
     "relay-stream",
+    "relay-throughput",
     "relay-tls",
+    "relay-tls-echo",
     "repository",
     "requests",
     "ring",

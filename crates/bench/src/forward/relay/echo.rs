@@ -1,35 +1,58 @@
-//! Round trips on many connections at once: source and sink are one thread over epoll, which never sleeps if the relay has a core of
-//! its own, so that no wake-up but the relay's is measured.
+//! Round trips on many connections at once: source and sink are one thread.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
-use super::role::{LoadResult, LoadRole, PING_BYTES, WARM_UP, connect};
+use super::kind::RelayMeasure;
+use super::poll::LoadPoll;
+use super::role::{LoadResult, LoadRole, PING_BYTES, WARM_UP, accept, connect};
+use super::tls::{self, TlsStream};
 use crate::clock::{nanoseconds, now};
 use crate::error::Failure;
 use crate::host::limits;
 
-/// Events taken from epoll at once.
-const EVENTS: usize = 256;
-
 /// Round trips that are kept of one turn, evenly spread over it.
 const SAMPLES_MAX: usize = 20_000;
 
-const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-
 /// One end of a connection through the relay.
 struct End {
-    stream: TcpStream,
+    stream: EndStream,
     /// Bytes that have come of the present message.
     came: usize,
     /// When the present message left.
     began: Instant,
+}
+
+enum EndStream {
+    Plain(TcpStream),
+    Encrypted(Box<TlsStream>),
+}
+
+impl EndStream {
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Encrypted(stream) => &stream.sock,
+        }
+    }
+
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(room),
+            Self::Encrypted(stream) => stream.read(room),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.write_all(bytes),
+            Self::Encrypted(stream) => stream.write_all(bytes),
+        }
+    }
 }
 
 /// Sends a message on each connection, and the next one once it has come back.
@@ -39,22 +62,14 @@ pub(super) fn echo(
     connections: u32,
 ) -> Result<LoadResult, Failure> {
     limits::allow_connections(2 * connections)?;
-    let (mut ends, poll) = open(role, listener, connections)?;
-    // On the relay's core, it would wait for a turn.
-    let limit = (role.relay_core != role.core || role.relay.is_none()).then_some(&NO_WAIT);
+    let (mut ends, mut poll) = open(role, listener, connections)?;
     let sources = connections as usize;
     let mut message = [9; PING_BYTES];
     let mut nanos = Vec::new();
-    let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
     let begin = now() + WARM_UP;
     let (end, mut busy) = (begin + role.budget, None);
     let mut step = || -> io::Result<bool> {
-        match epoll::wait(&poll, rustix::buffer::spare_capacity(&mut events), limit) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        for event in events.drain(..) {
-            let token = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
+        for token in poll.wait()? {
             let Some(one) = ends.get_mut(token) else { continue };
             match one.stream.read(&mut message[one.came..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -107,21 +122,29 @@ fn open(
     role: &LoadRole,
     listener: &TcpListener,
     connections: u32,
-) -> Result<(Vec<End>, OwnedFd), Failure> {
+) -> Result<(Vec<End>, LoadPoll), Failure> {
+    let broken = |error| Failure::io("speaking TLS with the relay")(error);
+    let is_encrypted = matches!(role.measure, RelayMeasure::TlsEcho { .. });
+    let config = is_encrypted.then(|| tls::trusting(role)).transpose().map_err(broken)?;
     let (mut ends, mut sinks) = (Vec::new(), Vec::new());
     let end = |stream| End { stream, came: 0, began: now() };
     for _ in 0..connections {
-        ends.push(end(connect(role)?));
-        let (sink, _) = listener.accept().map_err(Failure::io("accepting"))?;
-        sink.set_nodelay(true).map_err(Failure::io("accepting"))?;
-        sinks.push(end(sink));
+        let socket = connect(role)?;
+        // Before the sink accepts: some relays connect to it only after the handshake.
+        ends.push(end(match &config {
+            Some(config) => {
+                EndStream::Encrypted(Box::new(tls::shaken(socket, config).map_err(broken)?))
+            }
+            None => EndStream::Plain(socket),
+        }));
+        sinks.push(end(EndStream::Plain(accept(listener)?)));
     }
     ends.append(&mut sinks);
-    let mut watch = || -> io::Result<OwnedFd> {
-        let poll = epoll::create(CreateFlags::CLOEXEC)?;
+    let mut watch = || -> io::Result<LoadPoll> {
+        let poll = LoadPoll::new(role)?;
         for (token, one) in ends.iter().enumerate() {
-            one.stream.set_nonblocking(true)?;
-            epoll::add(&poll, &one.stream, EventData::new_u64(token as u64), EventFlags::IN)?;
+            one.stream.socket().set_nonblocking(true)?;
+            poll.add(one.stream.socket(), token, EventFlags::IN)?;
         }
         for one in &mut ends[..connections as usize] {
             one.began = now();

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::peers::RelayPeer;
 use crate::report::Subject;
 
+/// Connections up to which a relay with a process for each is measured.
+const PROCESSES_MAX: u32 = 256;
+
 /// The relay under test, or its substitute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RelayKind {
@@ -30,6 +33,11 @@ impl RelayKind {
     pub(super) const fn speaks_tls(self) -> bool {
         use RelayPeer::{Haproxy, Nginx};
         matches!(self, Self::Vigie | Self::Peer(Haproxy | Nginx))
+    }
+
+    /// Whether it can hold so many streams: socat has a process for each.
+    pub(super) fn holds(self, connections: u32) -> bool {
+        self != Self::Peer(RelayPeer::Socat) || connections <= PROCESSES_MAX
     }
 
     /// Whether it can relay datagrams.
@@ -63,8 +71,16 @@ pub(crate) enum RelayMeasure {
     },
     FramedStream,
     FramedLatency,
+    /// A stream on each connection.
+    Throughput {
+        connections: u32,
+    },
     /// A message in flight on each connection.
     Echo {
+        connections: u32,
+    },
+    /// The same, encrypted between the source and the relay.
+    TlsEcho {
         connections: u32,
     },
     /// Datagrams of so many clients, one way.
@@ -80,6 +96,18 @@ pub(crate) enum RelayMeasure {
 impl RelayMeasure {
     /// Whether the relay has a core of its own, and is the program that users run if it is vigie's.
     pub(super) const fn is_apart(self) -> bool {
-        matches!(self, Self::Echo { .. } | Self::Tls { .. } | Self::Datagrams { .. })
+        matches!(
+            self,
+            Self::Throughput { .. }
+                | Self::Echo { .. }
+                | Self::TlsEcho { .. }
+                | Self::Tls { .. }
+                | Self::Datagrams { .. }
+        )
+    }
+
+    /// Whether the relay ends TLS.
+    pub(super) const fn is_encrypted(self) -> bool {
+        matches!(self, Self::Tls { .. } | Self::TlsEcho { .. })
     }
 }

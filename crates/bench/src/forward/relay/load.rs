@@ -12,6 +12,7 @@ use super::datagrams;
 use super::echo;
 use super::kind::RelayMeasure;
 use super::role::{CONNECT_PATIENCE, LoadResult, LoadRole, PING_BYTES, WARM_UP, connect};
+use super::throughput;
 use super::tls;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
@@ -47,7 +48,11 @@ pub(crate) fn load(role: &LoadRole) -> Result<(), Failure> {
         }
         RelayMeasure::Latency { connections } => latency(role, listener, connections),
         RelayMeasure::FramedLatency => framed_latency(role, listener),
-        RelayMeasure::Echo { connections } => {
+        RelayMeasure::Throughput { connections } => {
+            print_result(&throughput::throughput(role, &listener, connections)?);
+            Ok(())
+        }
+        RelayMeasure::Echo { connections } | RelayMeasure::TlsEcho { connections } => {
             print_result(&echo::echo(role, &listener, connections)?);
             Ok(())
         }
@@ -104,7 +109,7 @@ fn stream(
         return Err(Failure::because("streaming through the relay", "nothing arrived"));
     }
     let gb_per_s = (after - before) as f64 / nanoseconds(ended - began).max(1) as f64;
-    print_result(&LoadResult::Carried { gb_per_s });
+    print_result(&LoadResult::Carried { gb_per_s, relay_s_per_gb: None });
     Ok(())
 }
 

@@ -11,11 +11,15 @@
 //! how many are there in a second? *Prediction*: a round trip is four system calls and two wake-ups of the relay, for every relay; with
 //! many connections one look finds many that are ready, and the rate is what a read and a write cost.
 //!
-//! Datagrams: the same, one way, with 32 of 64 bytes under way from one client or several.
+//! Throughput: the same programs and cores; each connection has a stream. *Question*: how many gigabytes are there in a second? *Prediction*:
+//! a relay copies each byte twice, the source once and the sink, which discards, never; so the relay's core is the limit.
+//!
+//! Datagrams: the same, one way, with 32 of 64 bytes under way from one client or several. Root runs these relays as the user 65534, which has no
+//! privileges: the goal of 400 000 a second is one for such relays.
 //!
 //! TLS: the same programs with one certificate (ECDSA P-256), TLS 1.3 and AES-128-GCM, whole handshakes. The sink sends what it can in
 //! plain, and the source decrypts what the relay has encrypted; so the relay may not be the slowest of the two, and its processor
-//! time stands beside the rates.
+//! time stands beside the rates. Echoes through these relays are those above; the source is the one thread of source and sink, and encrypts.
 
 mod datagrams;
 mod echo;
@@ -24,10 +28,12 @@ mod kind;
 mod links;
 mod load;
 mod peers;
+mod poll;
 mod programs;
 mod role;
 mod serve;
 mod tables;
+mod throughput;
 mod tls;
 mod topology;
 
@@ -38,7 +44,8 @@ use clap::Args;
 pub(super) use self::echo::processor_time;
 use self::keys::{
     CONNECTIONS, DATAGRAMS, ECHO, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, HANDSHAKE_US,
-    HANDSHAKES_PER_S, LATENCY, PER_S, RELAY_S_PER_GB, RELAY_US, STREAM, TLS, of,
+    HANDSHAKES_PER_S, LATENCY, PER_S, RELAY_S_PER_GB, RELAY_US, STREAM, THROUGHPUT, TLS, TLS_ECHO,
+    of,
 };
 use self::kind::{FramedKind, RelayKind, RelayMeasure};
 pub(crate) use self::load::load;
@@ -74,7 +81,7 @@ pub(crate) struct RelayMeasurement {
     /// Also measure vigie's two ways to move bytes, copy and splice, separately.
     #[arg(long)]
     engines: bool,
-    /// Numbers of connections; each is a row. Default: 1,16; of `echo` 1,16,256,4096.
+    /// Numbers of connections; each is a row. Default: 1,16; of `echo` and `throughput` 1,16,256,4096, of `tls-echo` 1,256.
     #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..))]
     connections: Vec<u32>,
     /// Time for each measurement.
@@ -83,13 +90,19 @@ pub(crate) struct RelayMeasurement {
     /// Whether streams and latency of raw relays are measured.
     #[arg(skip)]
     pub(crate) raw: bool,
+    /// Whether streams through relays with a core of their own are measured.
+    #[arg(skip)]
+    pub(crate) throughput: bool,
     /// Whether round trips on many connections are measured.
     #[arg(skip)]
     pub(crate) echo: bool,
+    /// Whether round trips through relays that end TLS are measured.
+    #[arg(skip)]
+    pub(crate) tls_echo: bool,
     /// Whether relays of datagrams are measured.
     #[arg(skip)]
     pub(crate) datagrams: bool,
-    /// Whether relays that end TLS are measured.
+    /// Whether streams and handshakes of relays that end TLS are measured.
     #[arg(skip)]
     pub(crate) tls: bool,
     /// Whether framed relays are measured.
@@ -124,6 +137,13 @@ impl Case for RelayMeasurement {
 
     fn rows(&self) -> Vec<(Self::Setting, Row)> {
         let mut settings = Vec::new();
+        if self.throughput {
+            for connections in self.connections(&[1, 16, 256, 4096]) {
+                let measure = RelayMeasure::Throughput { connections };
+                let kinds = self.kinds().into_iter().filter(|kind| kind.holds(connections));
+                settings.extend(kinds.map(|kind| (kind, measure)));
+            }
+        }
         if self.echo {
             for connections in self.connections(&[1, 16, 256, 4096]) {
                 let measure = RelayMeasure::Echo { connections };
@@ -137,11 +157,18 @@ impl Case for RelayMeasurement {
                 settings.extend(kinds.map(|kind| (kind, RelayMeasure::Datagrams { clients })));
             }
         }
+        let mut ends_tls = |measure| {
+            let kinds = self.kinds().into_iter().filter(|kind| kind.speaks_tls());
+            settings.extend(kinds.map(|kind| (kind, measure)));
+        };
         if self.tls {
             for connections in self.connections(&[1, 16]) {
-                let speaks = |kind: &RelayKind| kind.speaks_tls();
-                let kinds = self.kinds().into_iter().filter(speaks);
-                settings.extend(kinds.map(|kind| (kind, RelayMeasure::Tls { connections })));
+                ends_tls(RelayMeasure::Tls { connections });
+            }
+        }
+        if self.tls_echo {
+            for connections in self.connections(&[1, 256]) {
+                ends_tls(RelayMeasure::TlsEcho { connections });
             }
         }
         if self.raw {
@@ -165,7 +192,9 @@ impl Case for RelayMeasurement {
                 RelayMeasure::Latency { connections } => (LATENCY, connections),
                 RelayMeasure::FramedStream => (FRAMED_STREAM, 1),
                 RelayMeasure::FramedLatency => (FRAMED_LATENCY, 1),
+                RelayMeasure::Throughput { connections } => (THROUGHPUT, connections),
                 RelayMeasure::Echo { connections } => (ECHO, connections),
+                RelayMeasure::TlsEcho { connections } => (TLS_ECHO, connections),
                 RelayMeasure::Datagrams { clients } => (DATAGRAMS, clients),
                 RelayMeasure::Tls { connections } => (TLS, connections),
             };
@@ -202,7 +231,13 @@ impl Case for RelayMeasurement {
             samples: SAMPLES,
         };
         Ok(match Child::start(&role)?.result(TIMEOUT + self.budget)? {
-            LoadResult::Carried { gb_per_s } => Repetition::default().figure(GB_PER_S, gb_per_s),
+            LoadResult::Carried { gb_per_s, relay_s_per_gb } => {
+                let turn = Repetition::default().figure(GB_PER_S, gb_per_s);
+                match relay_s_per_gb {
+                    Some(cost) => turn.figure(RELAY_S_PER_GB, cost),
+                    None => turn,
+                }
+            }
             LoadResult::Times { nanoseconds } => {
                 Repetition::default().samples(REACTION, nanoseconds.into_iter().collect())
             }

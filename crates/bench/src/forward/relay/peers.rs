@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child as Process, Stdio, id};
 
 use clap::ValueEnum;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, geteuid, kill_process_group};
 use serde::{Deserialize, Serialize};
 
 use super::kind::{RelayKind, RelayMeasure};
@@ -17,6 +18,9 @@ use super::topology::RelayTopology;
 use crate::error::{BenchError, Missing};
 use crate::host::{allowed, pin};
 use crate::process::Child;
+
+/// A user without privileges, and its group.
+const NOBODY: u32 = 65_534;
 
 /// Another relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -119,7 +123,7 @@ pub(super) fn start(
     if let Some(program) = program {
         let service = match measure {
             RelayMeasure::Datagrams { .. } => RelayService::Datagrams,
-            RelayMeasure::Tls { .. } => RelayService::Tls,
+            measure if measure.is_encrypted() => RelayService::Tls,
             _ => RelayService::Streams,
         };
         let program = run(program, service, topology)?;
@@ -153,6 +157,12 @@ fn run(
     let mut command = program.command(topology, &folder, service)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     let failed = |failure| BenchError::Failed { role: "relay", failure };
+    let is_given_up = service == RelayService::Datagrams && geteuid().is_root();
+    if is_given_up {
+        chown(&folder, Some(NOBODY), Some(NOBODY))
+            .map_err(BenchError::io("relay", "giving a folder to nobody"))?;
+        command.uid(NOBODY).gid(NOBODY);
+    }
     // What is started here stays where this thread is.
     let before = allowed();
     if let Some(core) = topology.relay_core {
@@ -169,6 +179,10 @@ fn run(
                 if program == RelayProgram::Nginx { "nginx libnginx-mod-stream" } else { name };
             let what = format!("`{name}` is not installed");
             Err(Missing::new(what, format!("on Debian: apt install {packages}")).into())
+        }
+        Err(error) if is_given_up && error.kind() == ErrorKind::PermissionDenied => {
+            let what = format!("the user nobody may not run `{name}`");
+            Err(Missing::new(what, "build in a folder that every user may enter").into())
         }
         Err(error) => Err(BenchError::io("relay", "starting a peer")(error)),
     }

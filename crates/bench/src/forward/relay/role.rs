@@ -1,6 +1,6 @@
 //! What the process of source and sink is told, and what it answers.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,8 +40,8 @@ pub(crate) struct LoadRole {
 /// What source and sink have measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum LoadResult {
-    /// How much was carried.
-    Carried { gb_per_s: f64 },
+    /// How much was carried, and the relay's processor time for it.
+    Carried { gb_per_s: f64, relay_s_per_gb: Option<f64> },
     /// How long each message took.
     Times { nanoseconds: Vec<u64> },
     /// Messages echoed in a second, the relay's processor time for one, and how long some of them took.
@@ -69,4 +69,11 @@ pub(super) fn connect(role: &LoadRole) -> Result<TcpStream, Failure> {
             Err(_) => sleep(Duration::from_millis(5)),
         }
     }
+}
+
+/// Accepts the other end of a connection through the relay.
+pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream, Failure> {
+    let (sink, _) = listener.accept().map_err(Failure::io("accepting"))?;
+    sink.set_nodelay(true).map_err(Failure::io("accepting"))?;
+    Ok(sink)
 }

@@ -2,7 +2,8 @@
 
 use super::keys::{
     CONNECTIONS, DATAGRAMS, ECHO, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, HANDSHAKE_US,
-    HANDSHAKES_PER_S, LATENCY, PER_S, RELAY_S_PER_GB, RELAY_US, STREAM, TLS, of,
+    HANDSHAKES_PER_S, LATENCY, PER_S, RELAY_S_PER_GB, RELAY_US, STREAM, THROUGHPUT, TLS, TLS_ECHO,
+    of,
 };
 use crate::report::{Row, Table, or_dash, three_digits};
 
@@ -12,10 +13,14 @@ pub(crate) fn tables(rows: &[Row]) -> String {
     if rows.iter().any(|row| row.case == STREAM) {
         parts.push(raw(rows));
     }
+    if rows.iter().any(|row| row.case == THROUGHPUT) {
+        parts.push(throughput(rows));
+    }
     let echoes = "Echoes of 64 bytes through relays on a core of their own, one in flight on each connection";
     let datagrams =
         "Datagrams of 64 bytes through relays on a core of their own, one way, 32 under way";
-    for (case, title) in [(ECHO, echoes), (DATAGRAMS, datagrams)] {
+    let encrypted = "Echoes of 64 bytes through relays that end TLS 1.3, on a core of their own, one in flight on each connection";
+    for (case, title) in [(ECHO, echoes), (TLS_ECHO, encrypted), (DATAGRAMS, datagrams)] {
         if rows.iter().any(|row| row.case == case) {
             parts.push(messages(rows, case, title));
         }
@@ -81,6 +86,12 @@ fn messages(rows: &[Row], case: &str, title: &str) -> String {
         ("relay's time, µs", RELAY_US, 1.0),
     ];
     by_connections(rows, case, title, &columns)
+}
+
+fn throughput(rows: &[Row]) -> String {
+    let title = "Streams through relays on a core of their own";
+    let columns = [("GB/s", GB_PER_S, 1.0), ("relay's time, s/GB", RELAY_S_PER_GB, 1.0)];
+    by_connections(rows, THROUGHPUT, title, &columns)
 }
 
 fn tls(rows: &[Row]) -> String {

@@ -2,7 +2,6 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -29,8 +28,7 @@ pub(super) fn tls(
     connections: u32,
 ) -> Result<LoadResult, Failure> {
     let broken = |error| Failure::io("speaking TLS with the relay")(error);
-    let certificate = role.certificate.as_deref().ok_or_else(|| io::ErrorKind::NotFound.into());
-    let config = certificate.and_then(trusting).map_err(broken)?;
+    let config = trusting(role).map_err(broken)?;
     write_without_end(listener);
     // A relay that does not listen yet.
     drop(connect(role)?);
@@ -47,7 +45,8 @@ pub(super) fn tls(
 }
 
 /// TLS 1.3 with AES-128-GCM, and each handshake a whole one.
-fn trusting(certificate: &Path) -> io::Result<Arc<ClientConfig>> {
+pub(super) fn trusting(role: &LoadRole) -> io::Result<Arc<ClientConfig>> {
+    let certificate = role.certificate.as_deref().ok_or(io::ErrorKind::NotFound)?;
     let mut roots = RootCertStore::empty();
     let certificate = CertificateDer::from_pem_file(certificate).map_err(io::Error::other)?;
     roots.add(certificate).map_err(io::Error::other)?;
@@ -101,15 +100,24 @@ impl Clients<'_> {
     }
 }
 
-fn open(
-    address: SocketAddr,
-    config: &Arc<ClientConfig>,
-) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
-    let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
-    let connection = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+/// An encrypted stream to the relay.
+pub(super) type TlsStream = StreamOwned<ClientConnection, TcpStream>;
+
+fn connected(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpStream::connect(address)?;
     socket.set_nodelay(true)?;
-    Ok(StreamOwned::new(connection, socket))
+    Ok(socket)
+}
+
+/// Shakes hands over a socket that blocks.
+pub(super) fn shaken(socket: TcpStream, config: &Arc<ClientConfig>) -> io::Result<TlsStream> {
+    let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
+    let conn = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+    let mut stream = StreamOwned::new(conn, socket);
+    while stream.conn.is_handshaking() {
+        stream.conn.complete_io(&mut stream.sock)?;
+    }
+    Ok(stream)
 }
 
 /// Counts bytes.
@@ -120,7 +128,7 @@ fn stream(
     total: &AtomicU64,
 ) -> io::Result<()> {
     let end = now() + time;
-    let mut stream = open(address, config)?;
+    let mut stream = shaken(connected(address)?, config)?;
     stream.write_all(&[1])?;
     let mut room = vec![0; BLOCK_BYTES];
     while now() < end {
@@ -138,10 +146,7 @@ fn handshake(
 ) -> io::Result<()> {
     let end = now() + time;
     while now() < end {
-        let mut stream = open(address, config)?;
-        while stream.conn.is_handshaking() {
-            stream.conn.complete_io(&mut stream.sock)?;
-        }
+        shaken(connected(address)?, config)?;
         total.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
