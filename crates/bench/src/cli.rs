@@ -339,7 +339,8 @@ mod tests {
             // vigie, HAProxy and nginx, twice.
             ("tls-echo", 6),
         ] {
-            let plan = plan_of(&format!("forward --relay --only {words}")).expect("a plan");
+            let plan =
+                plan_of(&format!("forward --relay --rounds 1 --only {words}")).expect("a plan");
             assert_eq!(plan.cases(), cases, "{words}");
         }
     }

@@ -35,7 +35,8 @@ pub(super) fn throughput(
     let broken = |error| Failure::io("streaming through the relay")(error);
     let poll = watch(role, &sources, &sinks).map_err(broken)?;
     let room = vec![0; DISCARDED_BYTES];
-    let mut streams = Streams { sources, sinks, poll, arrived: 0, room };
+    let idle = vec![true; sinks.len()];
+    let mut streams = Streams { sources, sinks, poll, arrived: 0, idle, room };
     let (seconds, bytes, cost) = streams.run(role).map_err(broken)?;
     if bytes == 0 {
         return Err(Failure::because("streaming through the relay", "nothing arrived"));
@@ -63,6 +64,8 @@ struct Streams {
     poll: LoadPoll,
     /// Bytes that the sinks have received.
     arrived: u64,
+    /// The sinks that have not received anything.
+    idle: Vec<bool>,
     /// As long as what a sink takes at once; nothing is written to it.
     room: Vec<u8>,
 }
@@ -71,13 +74,11 @@ impl Streams {
     /// Returns the seconds, the bytes that arrived in them, and the relay's processor time in seconds.
     fn run(&mut self, role: &LoadRole) -> io::Result<(f64, u64, Option<f64>)> {
         let begin = now() + WARM_UP;
-        let (began, before) = loop {
+        // Thousands of first blocks may take longer than the warm-up.
+        while now() < begin || self.idle.contains(&true) {
             self.step()?;
-            let at = now();
-            if at >= begin {
-                break (at, self.arrived);
-            }
-        };
+        }
+        let (began, before) = (now(), self.arrived);
         let busy = processor_time(role.relay);
         let (end, mut at) = (began + role.budget, began);
         while at < end {
@@ -92,7 +93,11 @@ impl Streams {
         for token in self.poll.wait()? {
             let moved = match self.sources.get_mut(token) {
                 Some(source) => source.write(&[5; BLOCK_BYTES]).map(|_| 0),
-                None => discard(&self.sinks[token - self.sources.len()], &mut self.room),
+                None => {
+                    let sink = token - self.sources.len();
+                    self.idle[sink] = false;
+                    discard(&self.sinks[sink], &mut self.room)
+                }
             };
             match moved {
                 Ok(bytes) => self.arrived += bytes,
