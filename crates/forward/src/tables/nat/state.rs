@@ -545,12 +545,17 @@ impl NatState {
         now: Instant,
     ) -> Result<u16, NatError> {
         let max = self.limits.ports_of_host();
-        self.full_block = None;
-        let block = self.limits.block(host)?;
-        let error = NatError::Ports { address: key.0, protocol: key.1 };
+        let block = match self.limits.block(host) {
+            Ok(block) => block,
+            Err(error) => {
+                self.full_block = None;
+                return Err(error);
+            }
+        };
+        let mut error = NatError::Ports { address: key.0, protocol: key.1 };
 
         // Several flows may share a port: one eviction need not free any.
-        for attempt in 0..CANDIDATES_MAX {
+        for attempt in 0..=CANDIDATES_MAX {
             let pool = self.pool(key);
             let share = pool.host(host);
             let (mut has_all, mut victim) = (share.ports >= max, share.victim());
@@ -566,9 +571,12 @@ impl NatState {
                 }
             }
 
+            error = if has_all { NatError::Host { host, max } } else { error };
+            if attempt == CANDIDATES_MAX {
+                break;
+            }
             // The first attempt removes all expired flows, so the later ones need not look for them.
             if attempt > 0 || self.expire(now, usize::MAX) == 0 {
-                let error = if has_all { NatError::Host { host, max } } else { error };
                 let NatLimits { blocks, ports, .. } = &self.limits;
                 self.full_block = blocks.as_ref().and_then(|blocks| blocks.of_host(host, *ports));
                 self.evict(victim.ok_or(error)?, now);

@@ -167,10 +167,11 @@ fn flows_in_use_elsewhere_are_kept() {
         builder().flows_max(40),
         builder().flows_max(80).host_percent(50),
     ] {
-        let (table, program, gone) =
-            (full.build(), Arc::new(Program::default()), Program::default());
-        for processor in [Arc::new(gone), Arc::clone(&program)] {
-            let processor: Weak<Program> = Arc::downgrade(&processor);
+        let (table, program) = (full.build(), Arc::new(Program::default()));
+        let gone = Arc::new(Program::default());
+        gone.used.lock().unwrap().extend([20, 21].map(|number| (of(number), began)));
+        for processor in [&program, &gone] {
+            let processor: Weak<Program> = Arc::downgrade(processor);
             table.add_processor(processor);
         }
         let asked = || program.asked.swap(0, Ordering::Relaxed);
@@ -187,6 +188,11 @@ fn flows_in_use_elsewhere_are_kept() {
             }
         }
         assert_eq!((table.usage().evicted, asked()), (0, 0));
+        gone.used
+            .lock()
+            .unwrap()
+            .extend([20, 21].map(|number| (table.peek(&of(number)).unwrap().reversed(), began)));
+        drop(gone);
         open(&table, of(40), began).unwrap();
         assert!(is_there(19) && !is_there(20) && is_there(21));
         // Both ways of the first 20, and back of the next one.
@@ -223,22 +229,40 @@ fn flows_in_use_elsewhere_are_kept() {
 /// Goal: a new flow examines a bounded number of others. Method: 100 that only a processor knows to be established.
 #[test]
 fn a_new_flow_examines_few_others() {
-    let table = NatTable::builder().seed(7).host_percent(100).flows_max(100).build();
+    let builder = || NatTable::builder().seed(7).host_percent(100);
+    for full in [builder().flows_max(100), builder().ports(2000, 2099)] {
+        let table = full.build();
+        let program = Arc::new(Program::default());
+        let processor: Weak<Program> = Arc::downgrade(&program);
+        table.add_processor(processor);
+        let of = |number: u16| tuple(UDP, end(2, 2000 + number), peer(1, 9));
+        let open_used = |number| {
+            let back = open(&table, of(number), START).unwrap().reversed();
+            program.used.lock().unwrap().extend([(of(number), START), (back, START)]);
+        };
+        (0..100).for_each(open_used);
+        for asked in [64, 128, 192, 200, 200] {
+            let refused = open(&table, of(100), START).unwrap_err();
+            assert_eq!(refused, NatError::Host { host: [10, 0, 0, 2].into(), max: 100 });
+            assert_eq!(program.asked.load(Ordering::Relaxed), asked);
+        }
+        assert_eq!((table.len(), table.usage().evicted), (100, 0));
+    }
+
+    // The last candidate of 32 makes room.
+    let table = builder().ports(2000, 2031).build();
     let program = Arc::new(Program::default());
     let processor: Weak<Program> = Arc::downgrade(&program);
     table.add_processor(processor);
-    for number in 0..100 {
-        let flow = tuple(UDP, end(2, number), peer(1, 9));
+    for number in 0..32 {
+        let flow = tuple(UDP, end(2, 2000 + number), peer(1, 9));
         let back = open(&table, flow, START).unwrap().reversed();
-        program.used.lock().unwrap().extend([(flow, START), (back, START)]);
+        if number < 31 {
+            program.used.lock().unwrap().extend([(flow, START), (back, START)]);
+        }
     }
-    for asked in [64, 128, 192, 200, 200] {
-        let more = tuple(UDP, end(2, 100), peer(1, 9));
-        let refused = open(&table, more, START).unwrap_err();
-        assert!(matches!(refused, NatError::Full { .. } | NatError::Host { .. }), "{refused}");
-        assert_eq!(program.asked.load(Ordering::Relaxed), asked);
-    }
-    assert_eq!((table.len(), table.usage().evicted), (100, 0));
+    open(&table, tuple(UDP, end(2, 2032), peer(1, 9)), START).unwrap();
+    assert_eq!((table.len(), table.usage().evicted), (32, 1));
 }
 
 /// Blocks of 4 of the ports 2000 to 2030, for the hosts 10.0.0.2 and 3, and 10.0.0.8 to 15; the last 3 hosts and 3 ports are left over.
@@ -300,10 +324,11 @@ fn a_full_block_is_its_hosts() {
     }
     let refused = NatError::Host { host: full.host, max: 4 };
     assert_eq!(open(&table, flow(2, 5), START), Err(refused));
+    assert!(open(&table, flow(3, 2), START).is_ok());
+    assert_eq!(table.usage().full_block, Some(full), "of the last eviction or refusal");
     let none = NatError::NoBlock { host: [10, 0, 0, 13].into() };
     assert_eq!(open(&table, flow(13, 5), START), Err(none));
-    assert_eq!(table.peek(&flow(3, 1)), Some(other));
-    assert!(open(&table, flow(3, 2), START).is_ok());
+    assert_eq!((table.peek(&flow(3, 1)), table.usage().full_block), (Some(other), None));
 
     let saved = table.save(START);
     let same = table_of_blocks();
