@@ -329,6 +329,13 @@ impl Instance {
         let mailbox = Rc::new(Mailbox::new());
         signals::listen(&server, &mailbox)?;
 
+        // Before any flow forwards: it would find no routes meanwhile.
+        let tables: BTreeSet<u32> = prepared.iter().filter_map(|(_, flow)| flow.table()).collect();
+        let monitors: Vec<_> = tables
+            .into_iter()
+            .map(|table| NetlinkMonitor::open(table).map(|monitor| (table, monitor)))
+            .collect::<Result<_, _>>()?;
+
         let context = StartContext { mailbox: &mailbox };
         let mut flows = Vec::new();
         for (name, flow) in prepared {
@@ -343,7 +350,6 @@ impl Instance {
             flows.push(NamedFlow { name, listen, table, flow });
         }
 
-        let tables: BTreeSet<u32> = flows.iter().filter_map(|one| one.table).collect();
         let shared = Rc::new(InstanceState {
             begin,
             rights,
@@ -363,8 +369,8 @@ impl Instance {
             ending: Vec::new(),
             drained: Rc::new(Cell::new(Drained::default())),
         };
-        for table in tables {
-            this.follow_table(table, NetlinkMonitor::open(table)?);
+        for (table, monitor) in monitors {
+            this.follow_table(table, monitor);
         }
 
         spawn_local(tick(Rc::clone(&shared), Rc::clone(&this.mailbox))).detach();
@@ -648,22 +654,21 @@ impl Instance {
         prepared: Box<dyn Prepared>,
     ) -> Result<(), InstanceError> {
         let table = prepared.table();
+        let new_table = table.filter(|table| !self.shared.routes.borrow().contains_key(table));
+        // Before the flow forwards: it would find no routes meanwhile.
+        let monitor =
+            new_table.map(|table| NetlinkMonitor::open(table).map(|monitor| (table, monitor)));
+        let monitor = monitor.transpose()?;
         let started = prepared
             .start(&StartContext { mailbox: &self.mailbox })
             .map_err(|error| InstanceError::of_flow(flow, error))?;
         let listen = flow.kind.listen().cloned();
         let mut one = NamedFlow { name: flow.name.clone(), listen, table, flow: started };
         let routes = self.shared.routes.borrow();
-        let known = table.and_then(|table| routes.get(&table));
-        if let Some((cache, _)) = known {
+        if let Some((cache, _)) = table.and_then(|table| routes.get(&table)) {
             one.flow.follow(cache, &cache.changes());
         }
-        let new_table = table.filter(|_| known.is_none());
         drop(routes);
-        // Before the flow is there: if it fails, the flow ends.
-        let monitor =
-            new_table.map(|table| NetlinkMonitor::open(table).map(|monitor| (table, monitor)));
-        let monitor = monitor.transpose()?;
         self.shared.flows.borrow_mut().push(one);
         if let Some((table, monitor)) = monitor {
             self.follow_table(table, monitor);
