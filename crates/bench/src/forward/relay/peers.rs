@@ -4,7 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child as Process, Stdio, id};
 
 use clap::ValueEnum;
@@ -141,6 +141,14 @@ pub(super) fn start(
     Ok(RunningRelay::Ours { _child: child })
 }
 
+/// Lets a relay without privileges read its configuration, whatever the umask is.
+fn give_to_nobody(folder: &Path) -> std::io::Result<()> {
+    for file in fs::read_dir(folder)? {
+        chown(file?.path(), Some(NOBODY), Some(NOBODY))?;
+    }
+    chown(folder, Some(NOBODY), Some(NOBODY))
+}
+
 fn run(
     program: RelayProgram,
     service: RelayService,
@@ -159,8 +167,7 @@ fn run(
     let failed = |failure| BenchError::Failed { role: "relay", failure };
     let is_given_up = service == RelayService::Datagrams && geteuid().is_root();
     if is_given_up {
-        chown(&folder, Some(NOBODY), Some(NOBODY))
-            .map_err(BenchError::io("relay", "giving a folder to nobody"))?;
+        give_to_nobody(&folder).map_err(BenchError::io("relay", "giving a folder to nobody"))?;
         command.uid(NOBODY).gid(NOBODY);
     }
     // What is started here stays where this thread is.
