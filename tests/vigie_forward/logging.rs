@@ -405,7 +405,7 @@ fn translations_end_once() {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = network.caller().send_to(b"x", (SERVER, port));
-                    thread::park_timeout(Duration::from_micros(100));
+                    thread::park_timeout(Duration::from_millis(1));
                 }
             });
             line_of(&log, "nat", "timed_out");

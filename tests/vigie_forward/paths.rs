@@ -622,9 +622,12 @@ fn each_flow_is_explained() {
             let logged = flow.until("forwards by tcx: ");
             let mut flow = flow.ready();
             let said = sentence(&folder);
-            for words in
-                [taken, dearer, ", the least of the paths available here", "not available: xdp-native: "]
-            {
+            for words in [
+                taken,
+                dearer,
+                ", the least of the paths available here",
+                "not available: xdp-native: ",
+            ] {
                 assert!(
                     said.contains(words) && logged.contains(words),
                     "{words}: {said}\n{logged}"
