@@ -16,7 +16,7 @@ use std::{
     fmt,
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -368,7 +368,7 @@ impl NatTable {
 
     /// Asks a processor for its packets before a flow is evicted, as long as the processor exists.
     #[cfg(any(test, feature = "nic"))]
-    pub(crate) fn add_processor(&self, processor: Weak<dyn FlowProcessor>) {
+    pub(crate) fn add_processor(&self, processor: std::sync::Weak<dyn FlowProcessor>) {
         self.lock().add_processor(processor);
     }
 

@@ -2,6 +2,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     hash::Hasher,
     net::{IpAddr, Ipv4Addr},
+    sync::Weak,
     time::Duration,
 };
 
