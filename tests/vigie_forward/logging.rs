@@ -288,7 +288,7 @@ fn another_file_helps() {
     assert!(ended.said.contains("were lost"), "{}", ended.said);
 }
 
-/// Goal: a pipe that nobody reads, and one that is closed, stop nothing; what was written is whole for a reader that comes late. Method: a named
+/// Goal: neither a pipe without a reader nor a closed one stops forwarding, and a late reader gets whole lines. Method: a named
 /// pipe without a reader, and standard output that a program has left.
 #[test]
 fn a_pipe_without_a_reader_stops_nothing() {

@@ -27,7 +27,8 @@ pub(super) enum Output {
     File(File),
 }
 
-/// Opens the target of lines. A file is made if there is none, for this user and its group; a named pipe need not have a reader yet.
+/// Opens the file or pipe that log lines are written to. A file that does not exist is created, readable by this user and its group; a named
+/// pipe need not have a reader yet.
 pub(super) fn open(target: &LogTarget) -> Result<Output, AccessLogError> {
     Ok(match target {
         LogTarget::Stdout => Output::Stdout,

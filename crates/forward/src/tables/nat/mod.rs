@@ -233,7 +233,7 @@ impl NatTableBuilder {
     }
 }
 
-/// Another processor, which translates packets of a table's flows by itself.
+/// A program at an interface that translates packets of a table's flows without the host.
 pub(crate) trait FlowProcessor: Send + Sync {
     /// Returns when it has last translated a packet whose tuple was `tuple` before translation. Called under the table's lock, so it must
     /// not use the table.

@@ -202,7 +202,7 @@ fn flows_in_use_elsewhere_are_kept() {
         assert!(!is_there(21) && is_there(22));
         assert_eq!(asked(), 1);
 
-        // The other 18, then the oldest one that nobody uses, and the flood after it.
+        // The other 18 flows in use are examined once; after that, each new flow evicts the oldest unused one.
         for number in 42..1042 {
             open(&table, of(number), began).unwrap();
         }
