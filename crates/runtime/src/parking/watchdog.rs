@@ -8,7 +8,7 @@
 use std::{io, time::Duration};
 
 use super::timerfd::TimerFd;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) struct Watchdog {
     /// Only a model reads it from outside.
@@ -21,6 +21,9 @@ pub(crate) struct Watchdog {
     delay_ns: u64,
     /// The time at which all long polls so far will be forgotten: each one moves this on by a hundred times its length.
     forgotten_at: AtomicU64,
+    /// The sleeper must wake up and end. Stored before the timer is set to fire at once, and loaded by each thread after
+    /// it has set or stopped the timer: see [`end`](Self::end).
+    is_ended: AtomicBool,
 }
 
 /// The sleeper set the watchdog itself.
@@ -55,6 +58,7 @@ impl Watchdog {
             due: AtomicU64::new(0),
             delay_ns,
             forgotten_at: AtomicU64::new(0),
+            is_ended: AtomicBool::new(false),
         })
     }
 
@@ -90,7 +94,19 @@ impl Watchdog {
 
     fn set(&self, due: u64, delay: u64) {
         self.due.store(due & !HELD, Ordering::Relaxed);
-        self.timer.wake_in(Duration::from_nanos(delay));
+        self.wake_in(Duration::from_nanos(delay));
+    }
+
+    fn wake_in(&self, delay: Duration) {
+        self.timer.wake_in(delay);
+        self.keep_ended();
+    }
+
+    /// To be called after each setting of the timer: if it has replaced that of [`end`](Self::end), repeats it.
+    fn keep_ended(&self) {
+        if self.is_ended.load(Ordering::Relaxed) {
+            self.timer.wake_in(Duration::ZERO);
+        }
     }
 
     /// Records a poll that was long for `nanos` until `now`, counting time that its thread computed or slept.
@@ -137,11 +153,12 @@ impl Watchdog {
                 Some(left) => self.timer.wake_in(Duration::from_nanos(left)),
                 None => self.timer.stop(),
             }
+            self.keep_ended();
 
             // Another thread may have set the watchdog since, and its timer before we set ours. The kernel
             // locks the timer: if theirs was set first, we see the watchdog that they recorded before.
             if self.due.load(Ordering::SeqCst) != after {
-                self.timer.wake_in(Duration::from_nanos(self.delay_ns));
+                self.wake_in(Duration::from_nanos(self.delay_ns));
             }
         }
     }
@@ -157,14 +174,23 @@ impl Watchdog {
         self.due.load(Ordering::Relaxed)
     }
 
-    /// Makes the sleeper check after `delay`, whatever other threads do. Only the sleeper itself and the
-    /// shutdown call this.
+    /// Makes the sleeper check after `delay`, whatever other threads do. Only the sleeper itself calls this.
     pub(crate) fn hold(&self, now: u64, delay: Duration) {
         let nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX / 4);
         // A swap, not a store: it is ordered before or after the exchange in `stop`, which either fails or
         // sees this watchdog afterwards.
         self.due.swap(now.saturating_add(nanos) | HELD, Ordering::SeqCst);
-        self.timer.wake_in(delay);
+        self.wake_in(delay);
+    }
+
+    /// Wakes the sleeper for the last time, at once, whatever other threads do: they may be about to set or to stop the
+    /// timer, and the sleeper may be about to rest.
+    ///
+    /// `Relaxed` is enough, since the kernel locks the timer. Of the settings by other threads, one before ours is replaced
+    /// by it; a thread whose setting comes after ours sees what we stored before ours, and sets the timer again.
+    pub(crate) fn end(&self) {
+        self.is_ended.store(true, Ordering::Relaxed);
+        self.timer.wake_in(Duration::ZERO);
     }
 
     /// Returns whether the watchdog has not been set since the sleeper began to rest.
@@ -179,7 +205,7 @@ impl Watchdog {
     /// store takes to become visible, check once more, and only then sleep without a timer.
     pub(crate) fn begin_rest(&self) {
         self.due.store(0, Ordering::SeqCst);
-        self.timer.wake_in(Duration::from_nanos(self.delay_ns));
+        self.wake_in(Duration::from_nanos(self.delay_ns));
     }
 
     /// Sleeps until the timer expires.
@@ -362,5 +388,33 @@ mod tests {
         }
         watchdog.sleep();
         assert!(!watchdog.timer.is_over());
+    }
+
+    /// Goal: the sleeper wakes up for the end, whatever is done to the watchdog afterwards. Method: each way to set or to stop it,
+    /// after the end.
+    #[test]
+    fn the_end_is_never_put_off() {
+        let ways: [fn(&Watchdog); 6] = [
+            |watchdog| watchdog.guard(NOW, 1, || true),
+            |watchdog| watchdog.stop(NOW, None, 1),
+            |watchdog| watchdog.stop(NOW, Some(NOW), 1),
+            |watchdog| watchdog.hold(NOW, HOUR),
+            Watchdog::begin_rest,
+            |watchdog| {
+                watchdog.guard(NOW, 1, || true);
+                watchdog.stop(NOW, None, 1);
+            },
+        ];
+        for (number, way) in ways.into_iter().enumerate() {
+            let watchdog = watchdog(NOW);
+            watchdog.end();
+            way(&watchdog);
+            // It fires after a nanosecond; if it was put off, after an hour or more, or never.
+            let is_over = (0..1_000_000).any(|_| {
+                std::thread::yield_now();
+                watchdog.timer.is_over()
+            });
+            assert!(is_over, "way {number}");
+        }
     }
 }

@@ -168,6 +168,8 @@ enum Fault {
     NoSecondQuestion,
     /// The thread that stops the timer does not check whether the watchdog was set meanwhile.
     BlindStop,
+    /// The shutdown sets the watchdog as the sleeper does.
+    HeldEnd,
     /// The end of a long poll is not reported.
     NoEnd,
     /// The finding about an earlier poll is not cleared.
@@ -314,26 +316,20 @@ fn without_a_second_check_the_watchdog_is_slept_through() {
     }
 }
 
-/// The last thread that runs out of work stops the watchdog, while another one wakes up and begins a poll, or
-/// while the runtime shuts down; and then begins a poll itself. In the end the timer runs.
-fn stop_against_guard(fault: Fault, is_shutdown: bool, deadline: Option<u64>) {
+/// The last thread that runs out of work stops the watchdog, while another one wakes up and begins a poll; and
+/// then begins a poll itself. In the end the timer runs.
+fn stop_against_guard(fault: Fault, deadline: Option<u64>) {
     let watchdog = Arc::new(Watchdog::new(DELAY).expect("a timer"));
     watchdog.guard(1, 1, || false);
     let other = {
         let watchdog = Arc::clone(&watchdog);
-        thread::spawn(move || {
-            if is_shutdown {
-                watchdog.hold(0, Duration::ZERO);
-            } else {
-                watchdog.guard(2, 1, || false);
-            }
-        })
+        thread::spawn(move || watchdog.guard(2, 1, || false))
     };
     watchdog.stop(2, deadline, 1);
     if fault == Fault::BlindStop {
         deadline.map_or_else(|| watchdog.timer.stop(), |_| watchdog.timer.wake_in(5 * DELAY));
     }
-    if !is_shutdown && fault != Fault::NoAlarm {
+    if fault != Fault::NoAlarm {
         watchdog.guard(3, 1, || false);
     }
     other.join().expect("it ends");
@@ -344,26 +340,86 @@ fn stop_against_guard(fault: Fault, is_shutdown: bool, deadline: Option<u64>) {
     );
 }
 
-/// Goal: a thread that stops the watchdog does not stop it for others, nor for a poll of its own later, nor the one that
-/// ends the supervisor.
+/// Goal: a thread that stops the watchdog does not stop it for others, nor for a poll of its own later.
 #[test]
 fn nobody_stops_the_watchdog_of_others() {
-    for is_shutdown in [false, true] {
-        for deadline in [None, Some(1_000_000)] {
-            loom::model(move || stop_against_guard(Fault::None, is_shutdown, deadline));
-        }
+    for deadline in [None, Some(1_000_000)] {
+        loom::model(move || stop_against_guard(Fault::None, deadline));
     }
 }
 
 /// Goal: the model above can fail. Method: a stop that does not check afterwards; a poll is not guarded.
 #[test]
 fn a_blind_stop_stops_the_watchdog_of_others() {
-    for is_shutdown in [false, true] {
-        for deadline in [None, Some(1_000_000)] {
-            must_fail(move || stop_against_guard(Fault::BlindStop, is_shutdown, deadline));
+    for deadline in [None, Some(1_000_000)] {
+        must_fail(move || stop_against_guard(Fault::BlindStop, deadline));
+    }
+    must_fail(|| stop_against_guard(Fault::NoAlarm, None));
+}
+
+/// What the supervisor does after it has seen no shutdown.
+#[derive(Clone, Copy, Debug)]
+enum Plan {
+    Rest,
+    CheckLater,
+}
+
+/// The runtime shuts down while the last thread that runs out of work stops the watchdog, perhaps after another one has
+/// begun a poll, and while the supervisor, which has not seen the shutdown, plans its next check. In the end the timer
+/// runs.
+fn end_against_others(fault: Fault, plan: Plan, begins_poll: bool) {
+    const AN_HOUR: Duration = Duration::from_secs(3600);
+    let watchdog = Arc::new(Watchdog::new(DELAY).expect("a timer"));
+    watchdog.guard(1, 1, || false);
+    let worker = {
+        let watchdog = Arc::clone(&watchdog);
+        thread::spawn(move || {
+            if begins_poll {
+                watchdog.guard(2_000_000, 1, || false);
+            }
+            watchdog.stop(2_000_000, None, 1);
+        })
+    };
+    let supervisor = {
+        let watchdog = Arc::clone(&watchdog);
+        thread::spawn(move || match plan {
+            Plan::Rest => watchdog.begin_rest(),
+            Plan::CheckLater => watchdog.hold(2_000_000, AN_HOUR),
+        })
+    };
+    // As `HybridShared::shutdown` does.
+    if fault == Fault::HeldEnd {
+        watchdog.hold(0, Duration::ZERO);
+    } else {
+        watchdog.end();
+    }
+    worker.join().expect("it ends");
+    supervisor.join().expect("it ends");
+    let left = watchdog.timer.take();
+    assert!(
+        left.is_some_and(|left| left <= 2 * DELAY),
+        "the runtime ends, and the supervisor wakes in {left:?}"
+    );
+}
+
+/// Goal: no thread keeps the supervisor from seeing the shutdown, nor does the supervisor itself.
+#[test]
+fn nobody_sleeps_through_the_shutdown() {
+    for plan in [Plan::Rest, Plan::CheckLater] {
+        for begins_poll in [false, true] {
+            loom::model(move || end_against_others(Fault::None, plan, begins_poll));
         }
     }
-    must_fail(|| stop_against_guard(Fault::NoAlarm, false, None));
+}
+
+/// Goal: the model above can fail. Method: a shutdown that sets the watchdog once, as the supervisor does for a check.
+#[test]
+fn without_an_end_the_shutdown_is_slept_through() {
+    for plan in [Plan::Rest, Plan::CheckLater] {
+        for begins_poll in [false, true] {
+            must_fail(move || end_against_others(Fault::HeldEnd, plan, begins_poll));
+        }
+    }
 }
 
 /// The supervisor finds a thread asleep inside its poll, while the poll ends and the next one begins. What

@@ -5,7 +5,6 @@ use std::{
     mem,
     panic::Location,
     rc::Rc,
-    time::Duration,
 };
 
 use async_task::ScheduleInfo;
@@ -172,7 +171,7 @@ impl HybridShared {
     pub(crate) fn shutdown(&self) {
         self.is_shutdown.store(true, Ordering::SeqCst);
         self.live.refuse();
-        self.watchdog.hold(0, Duration::ZERO);
+        self.watchdog.end();
         self.reserves.shutdown();
         for remote in &self.remotes {
             remote.parker.unpark(|| self.server.unpark());
