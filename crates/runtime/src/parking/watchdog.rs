@@ -203,6 +203,8 @@ impl Watchdog {
     /// A thread may have read the old watchdog a moment before, found it sufficient, and begun a poll that
     /// the sleeper would have to see. So the sleeper must sleep for one more delay, which is longer than any
     /// store takes to become visible, check once more, and only then sleep without a timer.
+    /// A thread that loses its processor meanwhile takes longer than that. So it must show its poll first, and
+    /// [`guard`](Self::guard) it then.
     pub(crate) fn begin_rest(&self) {
         self.due.store(0, Ordering::SeqCst);
         self.wake_in(Duration::from_nanos(self.delay_ns));

@@ -188,11 +188,11 @@ impl Thread {
             && order::is_brief(&cell.account, cell.trust.is_proven(), long_poll_ns);
         world.worker_slot(place).set_brief(is_brief && place < world.options.workers);
         let is_vouched = is_brief && !cell.was_late.get();
+        world.worker_slot(place).begin(instant, &world.info(&cell));
         local.own().guard(world, instant, world.is_watched(), is_vouched, |is_later| {
             let is_seen = world.is_watched() || world.is_steady(instant);
             self.turns.may_put_off(world, instant, long_poll_ns, (is_seen, is_later))
         });
-        world.worker_slot(place).begin(instant, &world.info(&cell));
         let sleeps = cell.sleeps.get();
         if sleeps && self.turns.expect_sleep(world, &local.own(), instant, world.is_watched()) {
             activate(&self.world, place).await;

@@ -289,8 +289,9 @@ impl Worker {
         let long_poll = self.shared.watchdog.delay_ns();
         let is_brief = !sleeps && order::is_brief(&info.account, info.is_proven(), long_poll);
         remote.worker_slot.set_brief(is_brief && self.local.worker.is_some());
-        self.guard(info, is_brief && !info.was_late(), now);
+        // In this order: whatever keeps this thread from its processor in between, the supervisor sees the poll or is called.
         remote.worker_slot.begin(now, info);
+        self.guard(info, is_brief && !info.was_late(), now);
         if sleeps {
             self.expect_sleep(now);
         }
