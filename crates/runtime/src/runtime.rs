@@ -145,37 +145,44 @@ impl Runtime {
 pub struct ShutdownTimeout {
     /// The number of threads that did not end.
     pub threads: usize,
+    /// The names of these threads, which tell what they are for: those of workers and of kernel-level tasks begin with the builder's
+    /// [`thread_name`](crate::RuntimeBuilder::thread_name), blocking threads are called `vigie-blocking`. A thread of the program that is
+    /// in the `block_on` of a user-level runtime is listed as `block_on`.
+    pub thread_names: Vec<String>,
     /// The places at which the tasks inside long polls were spawned. Closures on blocking threads are not listed.
     pub tasks: Vec<&'static Location<'static>>,
 }
 
 impl fmt::Display for ShutdownTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { threads, tasks } = self;
+        let Self { threads, thread_names, tasks } = self;
         let s = if *threads == 1 { "" } else { "s" };
-        write!(f, "the shutdown timed out with {threads} thread{s} still running{}", Sites(tasks))
+        write!(f, "the shutdown timed out with {threads} thread{s} still running")?;
+        list_each_once(f, ": ", thread_names, "threads")?;
+        list_each_once(f, "; tasks spawned at ", tasks, "tasks")
     }
 }
 
 impl Error for ShutdownTimeout {}
 
-/// Displays where tasks were spawned, each place once, for an error.
-struct Sites<'a>(&'a [&'static Location<'static>]);
-
-impl fmt::Display for Sites<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut counts = BTreeMap::<_, usize>::new();
-        for site in self.0 {
-            *counts.entry(site).or_default() += 1;
-        }
-        for (index, (site, count)) in counts.into_iter().enumerate() {
-            write!(f, "{}{site}", if index == 0 { "; tasks spawned at " } else { ", " })?;
-            if count > 1 {
-                write!(f, " ({count} tasks)")?;
-            }
-        }
-        Ok(())
+/// Writes the items after an introduction, each one once, with the number of its occurrences; nothing if there are none.
+fn list_each_once(
+    f: &mut fmt::Formatter<'_>,
+    introduction: &str,
+    items: &[impl Ord + fmt::Display],
+    plural: &str,
+) -> fmt::Result {
+    let mut counts = BTreeMap::<_, usize>::new();
+    for item in items {
+        *counts.entry(item).or_default() += 1;
     }
+    for (index, (item, count)) in counts.into_iter().enumerate() {
+        write!(f, "{}{item}", if index == 0 { introduction } else { ", " })?;
+        if count > 1 {
+            write!(f, " ({count} {plural})")?;
+        }
+    }
+    Ok(())
 }
 
 impl Runtime {
@@ -230,7 +237,7 @@ impl Runtime {
             return Ok(());
         }
 
-        let mut left = 0;
+        let mut left = Vec::new();
         let mut tasks = Vec::new();
         let leaves_threads = self.leaves_threads();
 
@@ -241,7 +248,7 @@ impl Runtime {
                     drop(shared.pool.begin_shutdown());
                     return Ok(());
                 }
-                Shutdown::TimedOut => left += 1,
+                Shutdown::TimedOut => left.push("block_on".to_owned()),
             },
             Scheduler::Simulated(shared) => shared.shutdown(),
             Scheduler::Hybrid(shared) => {
@@ -252,10 +259,10 @@ impl Runtime {
                     drop(shared.pool.begin_shutdown());
                     return Ok(());
                 }
-                left += join_until(mem::take(&mut self.threads), deadline);
+                left.extend(join_until(mem::take(&mut self.threads), deadline));
                 // The supervisor was among them: no reserve thread is created any more.
-                left += join_until(shared.take_reserve_threads(), deadline);
-                if left > 0 {
+                left.extend(join_until(shared.take_reserve_threads(), deadline));
+                if !left.is_empty() {
                     tasks = shared.polled_sites();
                 }
             }
@@ -269,22 +276,26 @@ impl Runtime {
                     if threads.is_empty() {
                         break;
                     }
-                    left += join_until(threads, deadline);
+                    left.extend(join_until(threads, deadline));
                 }
-                if left == 0 {
+                if left.is_empty() {
                     shared.cancel_all();
                 } else {
                     // The last of those threads does.
                     shared.shutdown(true);
                 }
-                left += join_until(shared.pool.begin_shutdown(), deadline);
+                left.extend(join_until(shared.pool.begin_shutdown(), deadline));
                 shared.server.shutdown();
-                left += join_until(mem::take(&mut self.threads), deadline);
+                left.extend(join_until(mem::take(&mut self.threads), deadline));
             }
         }
 
-        left += join_until(self.handle.pool().begin_shutdown(), deadline);
-        if left == 0 { Ok(()) } else { Err(ShutdownTimeout { threads: left, tasks }) }
+        left.extend(join_until(self.handle.pool().begin_shutdown(), deadline));
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(ShutdownTimeout { threads: left.len(), thread_names: left, tasks })
+        }
     }
 }
 
@@ -304,9 +315,9 @@ impl Runtime {
     }
 }
 
-/// Joins the threads that end before `deadline`, but not the calling one. Returns how many did not.
-fn join_until(threads: Vec<thread::JoinHandle<()>>, deadline: Instant) -> usize {
-    let mut left = 0;
+/// Joins the threads that end before `deadline`, but not the calling one. Returns the names of those that did not.
+fn join_until(threads: Vec<thread::JoinHandle<()>>, deadline: Instant) -> Vec<String> {
+    let mut left = Vec::new();
     for thread in threads {
         if thread.thread().id() == thread::current().id() {
             continue;
@@ -317,7 +328,7 @@ fn join_until(threads: Vec<thread::JoinHandle<()>>, deadline: Instant) -> usize 
             pause = (pause * 2).min(Duration::from_millis(5));
         }
         if !thread.is_finished() {
-            left += 1;
+            left.push(thread.thread().name().unwrap_or("unnamed").to_owned());
         } else if thread.join().is_err() {
             // Threads catch the panics of tasks, so this would be a bug of ours.
             tracing::error!("a worker panicked");
@@ -348,15 +359,20 @@ impl fmt::Debug for Runtime {
 mod tests {
     use super::*;
 
-    /// Goal: the error of a shutdown names each place once, with the number of its tasks. Method: one task, and three from two places.
+    /// Goal: the error of a shutdown names each thread and each place once, with its number. Method: one of each, and several.
     #[test]
-    fn equal_places_are_named_once() {
+    fn threads_and_places_are_named_once() {
         let (here, there) = (Location::caller(), Location::caller());
-        let one = ShutdownTimeout { threads: 1, tasks: vec![here] };
-        let text = "the shutdown timed out with 1 thread still running; tasks spawned at";
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        let one = ShutdownTimeout { threads: 1, thread_names: names(&["w-0"]), tasks: vec![here] };
+        let text = "the shutdown timed out with 1 thread still running: w-0; tasks spawned at";
         assert_eq!(one.to_string(), format!("{text} {here}"));
-        let three = ShutdownTimeout { threads: 3, tasks: vec![there, here, there] };
-        let text = "the shutdown timed out with 3 threads still running; tasks spawned at";
+        let tasks = vec![there, here, there];
+        let three = ShutdownTimeout { threads: 3, thread_names: names(&["w", "v", "w"]), tasks };
+        let text = "the shutdown timed out with 3 threads still running: v, w (2 threads); tasks spawned at";
         assert_eq!(three.to_string(), format!("{text} {here}, {there} (2 tasks)"));
+        let none = ShutdownTimeout { threads: 1, thread_names: names(&["w"]), tasks: Vec::new() };
+        let text = "the shutdown timed out with 1 thread still running: w";
+        assert_eq!(none.to_string(), text);
     }
 }

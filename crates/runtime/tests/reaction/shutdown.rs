@@ -6,7 +6,7 @@ use vigie_runtime::{Runtime, ShutdownTimeout};
 
 use crate::{hogs::Hogs, kit::guard::against_hang};
 
-/// Goal: a shutdown while tasks hog ends after its time, and names where they were spawned. Method: two
+/// Goal: a shutdown while tasks hog ends after its time, and names their threads and where they were spawned. Method: two
 /// hogs, which go on until they are released.
 #[test]
 fn hogs_are_named() {
@@ -17,6 +17,10 @@ fn hogs_are_named() {
         let ended = runtime.shutdown_timeout(Duration::from_millis(20));
         let error: ShutdownTimeout = ended.expect_err("they hog");
         assert_eq!((error.threads, error.tasks.len()), (2, 2), "{error}");
+        assert_eq!(error.thread_names.len(), 2, "{error}");
+        for name in &error.thread_names {
+            assert!(name.starts_with("vigie-worker-"), "{name}");
+        }
         for site in &error.tasks {
             assert!(site.file().ends_with("hogs.rs"), "{site}");
         }
