@@ -189,8 +189,11 @@ impl RawPump {
         if self.is_bulk && self.is_window_over() {
             self.end_window(resources);
             let before = self.window_before.map(|(engine, _)| engine);
-            self.engine =
-                if can_splice { resources.chooser.choose(before) } else { TransferEngine::Copy };
+            self.engine = if can_splice {
+                resources.chooser.choose(before, resources.counters.active.value())
+            } else {
+                TransferEngine::Copy
+            };
             self.since_choice = 0;
         }
 
