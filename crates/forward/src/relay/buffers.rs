@@ -88,6 +88,7 @@ struct BufferPool {
     stores: Mutex<Vec<Vec<u8>>>,
     budget: Arc<Semaphore>,
     store_budget: Arc<Semaphore>,
+    budget_bytes: usize,
 }
 
 impl fmt::Debug for BufferPool {
@@ -102,7 +103,12 @@ impl Buffers {
         let permits = (budget_bytes / 2 / UNIT_BYTES).min(Semaphore::MAX_PERMITS);
         let [budget, store_budget] = [(); 2].map(|()| Arc::new(Semaphore::new(permits)));
         let (kept, stores) = Default::default();
-        Self { pool: Arc::new(BufferPool { kept, stores, budget, store_budget }) }
+        Self { pool: Arc::new(BufferPool { kept, stores, budget, store_budget, budget_bytes }) }
+    }
+
+    /// Returns each connection's share of the budget.
+    pub(super) fn share_bytes(&self, connections: u64) -> usize {
+        self.pool.budget_bytes / usize::try_from(connections.max(1)).unwrap_or(usize::MAX)
     }
 
     /// Returns a buffer of `size_bytes`, if the budget allows; one of up to [`FLOOR_BYTES`] is always available.

@@ -36,24 +36,57 @@ pub enum Transfer {
 /// reader). Only the stream's speed reflects both: so a window of bytes moved by one engine is compared with the next
 /// window of the same stream moved by the other. If there is no difference (a network is the bottleneck, or other
 /// processes have most of the processor), the relay's own time decides. So it does among many connections: how fast one
-/// of them is then depends on how long the others take, and not on how long it takes itself.
+/// of them is depends on how long the others take. There, streams are copied only if that costs the relay two thirds of splicing:
+/// a stream spliced while the others are copied costs up to twice as much as when all are spliced.
 #[derive(Debug)]
 pub(super) struct Chooser {
     transfer: Transfer,
-    /// Picoseconds of processor time per byte, smoothed; 0 before the first sample. Statistics only: they synchronise
-    /// no other memory.
-    copy: AtomicU64,
-    splice: AtomicU64,
-    /// The spliced window's share of the time of a spliced and a copied window, in thousandths, smoothed; 0 before the
-    /// first pair. (A ratio would weigh delays of the spliced window more than those of the copied one.)
-    share: AtomicU64,
-    pairs: AtomicU32,
+    /// Picoseconds of processor time per byte, a sample for each poll.
+    copy: Average<64>,
+    splice: Average<64>,
+    /// The spliced window's share of the time of a spliced and a copied window, in thousandths, a sample for each pair.
+    /// (A ratio would weigh delays of the spliced window more than those of the copied one.)
+    share: Average<8>,
     choices: AtomicU32,
 }
 
-/// The engines alternate until this many pairs of windows were compared, or this many choices made: short streams have
-/// no pairs.
-const PAIRS_MIN: u32 = 4;
+/// An average in which older samples have less and less weight: about the last `SPAN` count. Statistics only: it synchronises no other memory.
+#[derive(Debug)]
+struct Average<const SPAN: u64> {
+    /// In fractions of `1 << FRACTION`, lest small differences be rounded away.
+    value: AtomicU64,
+    samples: AtomicU64,
+}
+
+impl<const SPAN: u64> Average<SPAN> {
+    const FRACTION: u32 = 16;
+
+    const fn new() -> Self {
+        Self { value: AtomicU64::new(0), samples: AtomicU64::new(0) }
+    }
+
+    /// 0 before the first sample.
+    fn get(&self) -> u64 {
+        self.value.load(Ordering::Relaxed) >> Self::FRACTION
+    }
+
+    fn samples(&self) -> u64 {
+        self.samples.load(Ordering::Relaxed)
+    }
+
+    /// The first samples have equal weight. Of two concurrent ones, one may be lost; the next one makes up for it.
+    fn add(&self, sample: u64) {
+        let samples = self.samples.fetch_add(1, Ordering::Relaxed).saturating_add(1).min(SPAN);
+        let before = self.value.load(Ordering::Relaxed);
+        let sample = sample.min(u64::from(u32::MAX)) << Self::FRACTION;
+        self.value.store(before - before / samples + sample / samples, Ordering::Relaxed);
+    }
+}
+
+/// The engines alternate until this many pairs of windows were compared, or among many connections until this many polls
+/// of either were measured; or until this many choices were made: short streams have no pairs.
+const PAIRS_MIN: u64 = 4;
+const COSTS_MIN: u64 = 8;
 const TURNS_MAX: u32 = 64;
 
 /// A pair comes in either order with equal probability, but once enough is known, few trials suffice: the engine that
@@ -61,14 +94,11 @@ const TURNS_MAX: u32 = 64;
 const TRY_AGAIN: u32 = 64;
 const TRY_FIRST: u32 = 8;
 
-/// The number of samples that smoothing spans.
-const SAMPLES: u64 = 8;
-
 /// Shares that count as noise: 5 % between the two.
 const ALIKE: RangeInclusive<u64> = 488..=512;
 const HALF: u64 = 500;
 
-/// Among more connections, the relay's own time decides. Measured: `docs/design/forward-relay.md`.
+/// Among more connections, the relay's own time decides. Measured: `docs/design/forward-relay.md`, "Many streams".
 const FEW_CONNECTIONS: u64 = 8;
 
 /// The bounds of a single pair's share: a process may have slept meanwhile.
@@ -76,9 +106,13 @@ const SHARES: RangeInclusive<u64> = 200..=800;
 
 impl Chooser {
     pub(super) const fn new(transfer: Transfer) -> Self {
-        let (copy, splice, share) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        let (pairs, choices) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { transfer, copy, splice, share, pairs, choices }
+        Self {
+            transfer,
+            copy: Average::new(),
+            splice: Average::new(),
+            share: Average::new(),
+            choices: AtomicU32::new(0),
+        }
     }
 
     /// Chooses the engine of a stream's next window; the previous window used `before`, and the relay has that many connections.
@@ -94,7 +128,13 @@ impl Chooser {
         }
 
         let choice = self.choices.fetch_add(1, Ordering::Relaxed);
-        if self.pairs.load(Ordering::Relaxed) < PAIRS_MIN && choice < TURNS_MAX {
+        let is_crowded = connections > FEW_CONNECTIONS;
+        let is_known = if is_crowded {
+            self.copy.samples().min(self.splice.samples()) >= COSTS_MIN
+        } else {
+            self.share.samples() >= PAIRS_MIN
+        };
+        if !is_known && choice < TURNS_MAX {
             return match before {
                 Some(TransferEngine::Copy) => TransferEngine::Splice,
                 Some(TransferEngine::Splice) => TransferEngine::Copy,
@@ -103,26 +143,20 @@ impl Chooser {
             };
         }
 
-        let share = match self.share.load(Ordering::Relaxed) {
+        let share = match self.share.get() {
             0 => HALF,
             share => share,
         };
 
-        let copies = if connections > FEW_CONNECTIONS || ALIKE.contains(&share) {
-            self.copy.load(Ordering::Relaxed) <= self.splice.load(Ordering::Relaxed)
+        let copies = if is_crowded {
+            self.copy.get().saturating_mul(3) <= self.splice.get().saturating_mul(2)
+        } else if ALIKE.contains(&share) {
+            self.copy.get() <= self.splice.get()
         } else {
             share > HALF
         };
 
-        let (better, worse) = if copies {
-            (TransferEngine::Copy, TransferEngine::Splice)
-        } else {
-            (TransferEngine::Splice, TransferEngine::Copy)
-        };
-
-        let is_again =
-            choice >= TRY_FIRST && (choice.is_power_of_two() || choice.is_multiple_of(TRY_AGAIN));
-        if is_again { worse } else { better }
+        if copies == is_trial(choice) { TransferEngine::Splice } else { TransferEngine::Copy }
     }
 
     /// Records that `engine` took `time` of processor for `bytes`.
@@ -131,7 +165,7 @@ impl Chooser {
             TransferEngine::Copy => &self.copy,
             TransferEngine::Splice => &self.splice,
         };
-        smooth(cost, picos_per_byte(bytes, time).max(1), SAMPLES);
+        cost.add(picos_per_byte(bytes, time));
     }
 
     /// Records how long two successive windows of one stream took, in picoseconds per byte.
@@ -142,24 +176,19 @@ impl Chooser {
             return;
         };
         let share = spliced.saturating_mul(1000) / copied.saturating_add(spliced).max(1);
-        let pairs = self.pairs.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        // The first ones have equal weight.
-        let samples = u64::from(pairs).min(SAMPLES);
-        smooth(&self.share, share.clamp(*SHARES.start(), *SHARES.end()), samples);
+        self.share.add(share.clamp(*SHARES.start(), *SHARES.end()));
     }
+}
+
+/// Returns whether the engine that has done worse is tried again.
+const fn is_trial(choice: u32) -> bool {
+    choice >= TRY_FIRST && (choice.is_power_of_two() || choice.is_multiple_of(TRY_AGAIN))
 }
 
 /// Returns the time per byte.
 pub(super) fn picos_per_byte(bytes: usize, time: Duration) -> u64 {
     let picos = time.as_nanos() * 1000 / (bytes as u128).max(1);
     u64::try_from(picos).unwrap_or(u64::MAX)
-}
-
-/// Of two concurrent updates one may be lost; the next sample makes up for it.
-fn smooth(value: &AtomicU64, sample: u64, samples: u64) {
-    let before = value.load(Ordering::Relaxed);
-    let after = if before == 0 { sample } else { before - before / samples + sample / samples };
-    value.store(after.max(1), Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -191,7 +220,11 @@ mod tests {
             (TransferEngine::Copy, TransferEngine::Splice),
             (TransferEngine::Splice, TransferEngine::Copy),
         ] {
-            assert_eq!([(); 3].map(|()| chooser.choose(Some(before), 1)), [next; 3], "of each stream");
+            assert_eq!(
+                [(); 3].map(|()| chooser.choose(Some(before), 1)),
+                [next; 3],
+                "of each stream"
+            );
         }
         chooser.note(TransferEngine::Copy, 1000, 3 * MICRO);
         chooser.note(TransferEngine::Splice, 1000, 2 * MICRO);
@@ -216,14 +249,14 @@ mod tests {
         chooser.note(TransferEngine::Copy, 1000, 3 * MICRO);
         chooser.note(TransferEngine::Splice, 1000, 2 * MICRO);
         assert!(count(&chooser, TransferEngine::Splice) >= 620);
-        for _ in 0..100 {
+        for _ in 0..1000 {
             chooser.note(TransferEngine::Splice, 1000, 4 * MICRO);
         }
         assert_eq!(count(&chooser, TransferEngine::Copy), 630);
     }
 
-    /// Goal: among many connections, the engine that costs the relay less is chosen, however fast its streams are. Method: streams that are slower
-    /// by the cheaper engine; few connections, then many.
+    /// Goal: among many connections, the engine that costs the relay less is chosen, however fast its streams are, and splicing if they
+    /// cost much the same. Method: streams that are slower by the cheaper engine; few connections, then many; then costs that change.
     #[test]
     fn the_cheaper_engine_is_chosen_among_many() {
         let chooser = Chooser::new(Transfer::Adaptive);
@@ -236,6 +269,15 @@ mod tests {
         };
         assert!(spliced(FEW_CONNECTIONS) < 20);
         assert!(spliced(FEW_CONNECTIONS + 1) > 620);
+        let costs = |splice| {
+            for _ in 0..1000 {
+                chooser.note(TransferEngine::Splice, 1000, splice);
+            }
+        };
+        costs(4 * MICRO);
+        assert!(spliced(FEW_CONNECTIONS + 1) > 620);
+        costs(5 * MICRO);
+        assert!(spliced(FEW_CONNECTIONS + 1) < 20);
     }
 
     /// Goal: streams too short for a pair of windows are moved by the engine that costs the relay less, and stalls that
@@ -251,7 +293,7 @@ mod tests {
             chooser.compare((TransferEngine::Copy, 1000), (TransferEngine::Splice, 1_000_000));
             chooser.compare((TransferEngine::Copy, 1_000_000), (TransferEngine::Splice, 1000));
         }
-        let share = chooser.share.load(Ordering::Relaxed);
+        let share = chooser.share.get();
         assert!((440..560).contains(&share), "{share}");
     }
 }

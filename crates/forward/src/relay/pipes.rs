@@ -9,11 +9,17 @@ use std::{
     },
 };
 
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::{
+    io::Errno,
+    pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with},
+};
 
 /// The requested capacity of a pipe: 64 slots, each for a piece of a packet. Two directions of a hundred connections
 /// stay below a user's limit without privileges (`pipe-user-pages-soft`).
 pub(super) const PIPE_BYTES: usize = 256 << 10;
+
+/// Beyond a user's limit the kernel makes pipes of 8 KiB, through which splicing costs more than copying.
+const PIPE_BYTES_MIN: usize = 64 << 10;
 
 /// A pipe that is empty, or whose bytes its user counts.
 #[derive(Debug)]
@@ -104,7 +110,10 @@ impl Pipes {
 fn make() -> io::Result<(OwnedFd, OwnedFd)> {
     let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     // The default of 64 KiB will do, if the user may not have more.
-    let _ = fcntl_setpipe_size(&inlet, PIPE_BYTES);
+    let size = fcntl_setpipe_size(&inlet, PIPE_BYTES).or_else(|_| fcntl_getpipe_size(&inlet))?;
+    if size < PIPE_BYTES_MIN {
+        return Err(Errno::NOBUFS.into());
+    }
     Ok((outlet, inlet))
 }
 

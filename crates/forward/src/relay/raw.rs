@@ -142,6 +142,8 @@ impl RawPump {
                 return to.poll_finish(cx).map_err(|error| PumpError::io(StreamSide::To, error));
             }
             if *moved >= stop {
+                // The next stream takes the same one, which is still in the caches.
+                self.store = Store::Empty;
                 resources.yielder.yield_now(&resources.server, resources.counters.active.value());
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -220,6 +222,10 @@ impl RawPump {
 
         // Free the old buffer first: the new one may need its bytes.
         self.store = Store::Empty;
+        let share = resources.buffers.share_bytes(resources.counters.active.value());
+        while self.size > 0 && SIZES[self.size] > share {
+            self.size -= 1;
+        }
         let buffer = loop {
             match resources.buffers.take(SIZES[self.size]) {
                 Some(buffer) => break buffer,
