@@ -106,10 +106,11 @@ impl<P: Provider> Communicator<P> {
     }
 
     /// Returns the ranks that have failed, in the order in which the failures were found, without the first `known` of
-    /// them. It is for callers that poll for messages, and so have no receive to tell them.
+    /// them. It is for callers that poll for messages, and so have no receive to tell them: no later receive or probe of this
+    /// communicator fails because of these ranks, unless it names one of them, or no other rank is left.
     #[must_use]
     pub fn failures(&self, known: usize) -> Vec<u32> {
-        self.inner.with(|engine| engine.failures_after(known).to_vec())
+        self.inner.with(|engine| engine.tell_failures(self.context, known))
     }
 
     pub(super) const fn context(&self) -> u16 {
@@ -373,7 +374,8 @@ impl<P: Provider> Communicator<P> {
 
     // ------------------------------------------------------------------ receives
 
-    /// Receives a message.
+    /// Receives a message. From [`SourceFilter::Any`], it fails if a rank has failed that this communicator was not told of yet, and no message
+    /// has arrived: see [the module](super#failures-and-flow-control).
     ///
     /// # Cancel safety
     /// A message already matched to this receive is lost when the future is dropped: hold a
@@ -501,9 +503,13 @@ impl<P: Provider> Communicator<P> {
         tag: impl Into<TagFilter>,
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
-        let failure_count = self.inner.with(|engine| engine.failure_count());
-        match self.inner.host.wait(EndpointRequest::Probe(pattern, failure_count)).await? {
-            EndpointOutput::Probed(status) => Ok(status?),
+        let known = self.inner.with(|engine| engine.told_count(self.context));
+        match self.inner.host.wait(EndpointRequest::Probe(pattern, known)).await? {
+            EndpointOutput::Probed(Ok(status)) => Ok(status),
+            EndpointOutput::Probed(Err(error)) => {
+                self.inner.with(|engine| engine.tell(&pattern, error));
+                Err(error.into())
+            }
             other => unreachable!("invariant: {other:?} does not answer a probe"),
         }
     }

@@ -21,8 +21,8 @@ use crate::{
 /// The purpose of a wait on an endpoint. Requests are not listed: they are polled with their owners' buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EndpointRequest {
-    /// A message that fits, to be left where it is, and the number of ranks that had failed when the wait
-    /// began.
+    /// A message that fits, to be left where it is, and the number of failed ranks that the communicator had been told when the
+    /// wait began.
     Probe(Pattern, usize),
     /// Events of the engine: connections, failures.
     Event,
@@ -129,11 +129,8 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
         match *want {
             EndpointRequest::Event => engine.next_event().map(EndpointOutput::Event),
             EndpointRequest::AllLeft(until) => self.all_left(until).map(EndpointOutput::AllLeft),
-            EndpointRequest::Probe(pattern, failure_count) => {
-                let found = engine.probe(pattern).map(Ok);
-                found
-                    .or_else(|| engine.gave_up(&pattern, failure_count).map(Err))
-                    .map(EndpointOutput::Probed)
+            EndpointRequest::Probe(pattern, known) => {
+                engine.probe_or_fail(pattern, known).map(EndpointOutput::Probed)
             }
         }
     }

@@ -117,6 +117,7 @@ impl<P: Provider> MessageEngine<P> {
             unattended: Vec::new(),
             counters: MessageCounters::default(),
             failures: Vec::new(),
+            told: BTreeMap::new(),
             worked: 0,
             events: VecDeque::new(),
             discriminator: None,

@@ -4,9 +4,12 @@ use super::{
     EngineEvent, MessageEngine, RequestError,
     matching::Pattern,
     peer::PeerLink,
-    request::{ReceiveState, RequestEntry},
+    request::{ReceiveState, RequestEntry, Status},
 };
 use crate::vi::{DisconnectReason, Provider};
+
+/// The most arrivals that are taken before a receive fails.
+const ARRIVALS_MAX: usize = 4096;
 
 impl<P: Provider> MessageEngine<P> {
     /// Cuts off a peer that broke the protocol, and no other.
@@ -16,7 +19,8 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Records that a rank has failed. Sends to it and receives from it end in [`RequestError::PeerFailed`],
-    /// as do posted receives from any source, since they may have waited for it; later ones wait for the
+    /// as do posted receives from any source, since they may have waited for it. If none of a context is posted, the
+    /// next one that finds no message ends so; once a context was told, its receives wait for the
     /// remaining ranks. Messages that had wholly arrived can still be received. Does nothing if the rank has
     /// failed before.
     #[cold]
@@ -118,25 +122,78 @@ impl<P: Provider> MessageEngine<P> {
         }
     }
 
-    /// Returns the number of ranks that have failed.
-    pub(crate) const fn failure_count(&self) -> usize {
-        self.failures.len()
+    /// Returns the error of the first failure that a context does not know yet, given that it knows the first `known`.
+    fn unknown(&self, known: usize) -> Option<RequestError> {
+        let rank = *self.failures.get(known)?;
+        Some(RequestError::PeerFailed { rank, reason: self.failure(rank)? })
+    }
+
+    /// Returns how many of the failures, from the first on, a context has been told.
+    pub(crate) fn told_count(&self, context: u16) -> usize {
+        self.told.get(&context).copied().unwrap_or_default()
+    }
+
+    /// Returns why a new receive must not wait: no message can arrive any more, or its context does not know yet that a rank that it may
+    /// wait for has failed. A message that has arrived comes first.
+    pub(super) fn not_to_wait(&self, pattern: &Pattern) -> Option<RequestError> {
+        self.gave_up(pattern, self.told_count(pattern.context))
+    }
+
+    /// Returns why a probe whose context knew `known` failures when it began must end: for the same reasons as a posted receive with
+    /// its pattern.
+    fn gave_up(&self, pattern: &Pattern, known: usize) -> Option<RequestError> {
+        let news = if pattern.source.is_none() { self.unknown(known) } else { None };
+        news.or_else(|| self.hopeless(pattern))
+    }
+
+    /// Returns a message that fits, after what has arrived was taken. It does not call [`progress`](Self::progress), which is the server's: the NIC
+    /// would no longer be armed while the server sleeps.
+    #[cold]
+    pub(super) fn look_again(&mut self, pattern: &Pattern) -> Option<u64> {
+        for _ in 0..ARRIVALS_MAX {
+            let found = self.find_unexpected(pattern);
+            if found.is_some() || !self.step_aside() {
+                return found;
+            }
+        }
+        self.find_unexpected(pattern)
+    }
+
+    /// Probes for a caller that waits: see [`told_count`](Self::told_count). Pass an error that is returned to [`tell`](Self::tell).
+    pub(crate) fn probe_or_fail(
+        &mut self,
+        pattern: Pattern,
+        known: usize,
+    ) -> Option<Result<Status, RequestError>> {
+        if let Some(status) = self.probe(pattern) {
+            return Some(Ok(status));
+        }
+        self.gave_up(&pattern, known)?;
+        if let Some(key) = self.look_again(&pattern) {
+            return self.messages.get(key).map(|message| Ok(message.status()));
+        }
+        self.gave_up(&pattern, known).map(Err)
+    }
+
+    /// Records that a program gets this error: from then on, other receives of the context wait for the remaining ranks.
+    #[cold]
+    pub(crate) fn tell(&mut self, pattern: &Pattern, error: RequestError) {
+        if let RequestError::PeerFailed { rank, .. } = error
+            && pattern.source.is_none()
+            && let Some(index) = self.failures.iter().position(|failed| *failed == rank)
+        {
+            let told = self.told.entry(pattern.context).or_default();
+            *told = (*told).max(index + 1);
+        }
     }
 
     /// Returns the ranks that have failed, in the order in which the failures were found, without the first
-    /// `known`.
-    pub(crate) fn failures_after(&self, known: usize) -> &[u32] {
-        self.failures.get(known..).unwrap_or_default()
-    }
-
-    /// Returns why a probe that has waited since `failure_count` ranks had failed must end: for the same
-    /// reasons as a posted receive with its pattern.
-    pub(crate) fn gave_up(&self, pattern: &Pattern, failure_count: usize) -> Option<RequestError> {
-        self.hopeless(pattern).or_else(|| {
-            let rank = *self.failures.get(failure_count)?;
-            let reason = self.failure(rank)?;
-            pattern.source.is_none().then_some(RequestError::PeerFailed { rank, reason })
-        })
+    /// `known`. The context has then been told all.
+    pub(crate) fn tell_failures(&mut self, context: u16, known: usize) -> Vec<u32> {
+        if !self.failures.is_empty() {
+            self.told.insert(context, self.failures.len());
+        }
+        self.failures.get(known..).unwrap_or_default().to_vec()
     }
 
     /// Returns why a rank has failed, if it has.

@@ -106,7 +106,8 @@ impl<P: Provider> MessageEngine<P> {
         request
     }
 
-    /// Posts a receive: the earliest message that fits belongs to it, now or when it arrives.
+    /// Posts a receive: the earliest message that fits belongs to it, now or when it arrives. One from any source fails at once, if none
+    /// has arrived and a rank has failed that no such receive of its context has named yet: see [`peer_failed`](Self::peer_failed).
     pub fn post_receive(&mut self, pattern: Pattern) -> RequestId {
         self.post(pattern, u64::MAX, true)
     }
@@ -131,9 +132,14 @@ impl<P: Provider> MessageEngine<P> {
         if let Some(key) = self.find_unexpected(&pattern) {
             return RequestId(self.bind(receive(ReceiveState::Matched { message: key }), key));
         }
-        if let Some(error) = self.hopeless(&pattern) {
-            let failed = receive(ReceiveState::Failed(error));
-            return RequestId(self.requests.insert(RequestEntry::Receive(failed)));
+        if self.not_to_wait(&pattern).is_some() {
+            if let Some(key) = self.look_again(&pattern) {
+                return RequestId(self.bind(receive(ReceiveState::Matched { message: key }), key));
+            }
+            if let Some(error) = self.not_to_wait(&pattern) {
+                let failed = receive(ReceiveState::Failed(error));
+                return RequestId(self.requests.insert(RequestEntry::Receive(failed)));
+            }
         }
         let node = self.posted.next_node();
         let posted = || RequestEntry::Receive(receive(ReceiveState::Posted { node }));
@@ -167,7 +173,9 @@ impl<P: Provider> MessageEngine<P> {
             match receive.state {
                 ReceiveState::Posted { .. } => {}
                 ReceiveState::Failed(error) => {
+                    let pattern = receive.pattern;
                     self.requests.remove(id.0);
+                    self.tell(&pattern, error);
                     return Poll::Ready(Err(error));
                 }
                 ReceiveState::Matched { message } => {

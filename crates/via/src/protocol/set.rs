@@ -126,6 +126,7 @@ impl<P: Provider> MessageEngine<P> {
     /// Discards all messages of a context that no receive has matched.
     pub(crate) fn forget_context(&mut self, context: u16) {
         self.buffers.remove(&context);
+        self.told.remove(&context);
         let pattern = super::Pattern { context, source: None, tag: None };
         while self.has_unexpected(pattern) {
             let matched = self.post_receive(pattern);

@@ -113,6 +113,8 @@ pub struct MessageEngine<P: Provider> {
     pub(super) counters: MessageCounters,
     /// The ranks that have failed, in this order.
     pub(super) failures: Vec<u32>,
+    /// How many of `failures`, from the first on, each context has been told.
+    pub(super) told: BTreeMap<u16, usize>,
     /// Counts completions and frames, so that a waiter sees that work goes on.
     pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,

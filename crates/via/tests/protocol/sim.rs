@@ -6,7 +6,7 @@ use crate::{
     traffic::{Outcome, Traffic},
 };
 use vigie_via::{
-    protocol::EngineConfig,
+    protocol::{EngineConfig, Pattern, RequestError, SendMode, SendState},
     sim::FaultPlan,
     vi::{NicAttributes, Reliability},
 };
@@ -124,6 +124,57 @@ fn a_crash_at_every_transmission() {
     });
     println!("{errors} operations were told");
     assert!(errors > 20, "{errors}");
+}
+
+/// Goal: a death that no receive from any source awaited is told by the next one of each context that finds no message, and once;
+/// each pending one is told. Method: a crash between reliable and between lossy VIs while nothing is posted, and then another
+/// while two receives are.
+#[test]
+fn a_death_is_told_once_to_each_context() {
+    for reliability in [Reliability::ReliableDelivery, Reliability::Unreliable] {
+        let config = EngineConfig::default().reliability(reliability);
+        let mut cluster = Cluster::new(1, FaultPlan::reliable(), 4, config);
+        let any = |context| Pattern { context, source: None, tag: None };
+        let fails_with = |cluster: &mut Cluster, id, rank| {
+            let result = cluster.receive_into(0, id, &mut Vec::new());
+            let named = matches!(result, Err(RequestError::PeerFailed { rank: named, .. }) if named == rank);
+            assert!(named, "{result:?} does not name {rank}");
+        };
+        let crash = |cluster: &mut Cluster, rank: u32| {
+            let nic = cluster.engine(rank).nic().id();
+            cluster.network.crash(nic);
+            // What is sent to it finds out.
+            let asked = cluster.send(0, rank, 0, SendMode::Standard, b"?");
+            assert_eq!(asked, SendState::Done);
+            while cluster.engine(0).failure(rank).is_none() {
+                assert!(cluster.tick(), "nobody finds out");
+            }
+        };
+
+        let early = cluster.send(1, 0, 0, SendMode::Standard, b"early");
+        assert_eq!(early, SendState::Done);
+        crash(&mut cluster, 2);
+        assert_eq!(cluster.receive(0, any(0)).1, b"early");
+        let mut pending = Vec::new();
+        for context in 0..2 {
+            // One that is dropped before it is polled has told nobody.
+            let dropped = cluster.engine(0).post_receive(any(context));
+            cluster.engine(0).drop_receive(dropped);
+            let told = cluster.engine(0).post_receive(any(context));
+            fails_with(&mut cluster, told, 2);
+            pending.push(cluster.engine(0).post_receive(any(context)));
+            pending.push(cluster.engine(0).post_receive(any(context)));
+        }
+        for id in &pending {
+            assert!(cluster.engine(0).poll_receive(*id, &mut Vec::new()).is_pending());
+        }
+        crash(&mut cluster, 3);
+        for id in pending {
+            fails_with(&mut cluster, id, 3);
+        }
+        let waits = cluster.engine(0).post_receive(any(1));
+        assert!(cluster.engine(0).poll_receive(waits, &mut Vec::new()).is_pending());
+    }
 }
 
 /// Goal: over unreliable VIs no packet is longer than what the provider carries in one. Method: random
