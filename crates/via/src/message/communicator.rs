@@ -169,7 +169,7 @@ impl<P: Provider> Communicator<P> {
     /// Begins a send of contiguous bytes. It is no future of its own, into which `dest` and `tag` would be moved as one word:
     /// that load would wait until the entry of the message before has left the store buffer.
     #[inline]
-    fn begin_bytes(
+    pub(super) fn begin_bytes(
         &self,
         dest: u32,
         tag: u32,

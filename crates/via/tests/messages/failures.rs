@@ -170,6 +170,45 @@ fn a_rank_that_goes_ends_all_waits() {
     });
 }
 
+/// Goal: an exchange whose send fails ends with the error of that, and its receive takes no message of a later one. Method: sends that
+/// fail at once, and one that fails when its receiver goes, each with a receive from a rank that sends nothing until then.
+#[test]
+fn an_exchange_ends_with_its_send() {
+    on_each_host(|host| async move {
+        let mut endpoints = host.endpoints(3, EngineConfig::default()).await;
+        let gone = endpoints.pop().expect("rank 2");
+        let (all, other) = (endpoints[0].communicator(), endpoints[1].communicator());
+        let error = all.send_recv((9, 1), b"", (1, 1)).await.expect_err("no such rank");
+        assert_eq!(error.to_string(), "there is no rank 9 among 3");
+        let mut buffer = vec![0; 10];
+        let error = all.send_recv_replace((9, 1), &mut buffer, (1, 1)).await;
+        error.expect_err("no such rank");
+
+        let long = vec![0; 8 << 20];
+        let pending = {
+            let (all, mut long) = (all.clone(), long.clone());
+            let borrowed = all.clone();
+            let bytes = long.clone();
+            let first = host.spawn_waiting(async move {
+                borrowed.send_recv((2, 1), &bytes, (1, 1)).await.map(drop)
+            });
+            let first = first.await;
+            let second = host.spawn_waiting(async move {
+                all.send_recv_replace((2, 2), &mut long, (1, 1)).await.map(drop)
+            });
+            [first, second.await]
+        };
+        drop(gone);
+        for exchange in pending {
+            names_rank_2(exchange.await.expect("no panic"));
+        }
+        names_rank_2(all.send_recv((2, 1), b"", (1, 1)).await);
+        other.send(0, 1, b"for a later receive").await.expect("sent");
+        let message = all.recv(1, 1).await.expect("no receive was left");
+        assert_eq!(message.bytes, b"for a later receive");
+    });
+}
+
 /// Goal: messages that had arrived before a rank left can still be received. Method: receive them afterwards.
 #[test]
 fn what_has_arrived_stays() {
