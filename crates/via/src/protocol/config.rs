@@ -239,7 +239,8 @@ pub enum SendError {
     },
     /// The buffer for buffered sends does not have enough room.
     #[error(
-        "{needed} bytes do not fit into the {free} that the buffer for buffered sends has left"
+        "{needed} bytes do not fit into the {free} that the buffer for buffered sends has left: give the communicator a larger one \
+         (`attach_buffer`), raise `EngineConfig::buffered_bytes_max`, or wait until receivers take messages"
     )]
     BufferFull {
         /// The message's length, in bytes.
@@ -296,9 +297,11 @@ pub enum RequestError {
     #[error("the request was cancelled")]
     Cancelled,
     /// No such rank.
-    #[error("there is no rank {rank}")]
+    #[error("there is no rank {rank} among {size}{}", remedy(*size))]
     NoSuchRank {
         /// The rank that was asked for.
         rank: u32,
+        /// The number of ranks.
+        size: u32,
     },
 }

@@ -111,7 +111,7 @@ impl<P: Provider> MessageEngine<P> {
         };
         match pattern.source {
             Some(rank) if rank as usize >= self.peers.len() => {
-                Some(RequestError::NoSuchRank { rank })
+                Some(RequestError::NoSuchRank { rank, size: self.size() })
             }
             Some(rank) => failed(rank),
             None => {

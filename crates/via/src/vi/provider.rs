@@ -229,8 +229,12 @@ pub enum DisconnectReason {
     /// A descriptor failed, which breaks a reliable connection.
     #[error("a descriptor failed")]
     DescriptorFailed,
-    /// The transport gave up.
-    #[error("the transport gave up")]
+    /// The transport gave up: over UDP and Ethernet after
+    /// [`SoftwareNicConfig::dead_after`](crate::software_nic::SoftwareNicConfig) without an answer.
+    #[error(
+        "the transport gave up (over UDP and Ethernet: no answer for `SoftwareNicConfig::dead_after`, by default 10 s; a rank that computes for longer \
+         must yield or run on the hybrid flavor, or its peers raise this limit)"
+    )]
     TransportFailed,
 }
 
