@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Asks for a path. Returns the head of the answer, and its body.
-fn get(mut stream: impl Read + Write, request: &str) -> (String, String) {
+pub(crate) fn get(mut stream: impl Read + Write, request: &str) -> (String, String) {
     let head = format!("{request} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).expect("it is taken");
     let mut answer = String::new();

@@ -12,7 +12,8 @@ use std::{
 use rustix::process::Signal;
 
 use crate::{
-    instance::{BOUND, Folder, Instance, PROGRAM, counter},
+    instance::{BOUND, Folder, Instance, PROGRAM, counter, report},
+    metrics::get,
     network::{SERVER, call, calls_through, with_network},
     paths::forward,
 };
@@ -264,6 +265,117 @@ fn a_reload_refuses_no_client() {
     drop(open);
     assert_eq!(instance.end().code(), 0);
     assert!(!door.exists());
+}
+
+/// Goal: a relay whose new port is taken goes on at the old one, another that the file adds does not begin either, and `stats`, metrics and the log
+/// say so, until a reload works. Method: a port of this test; then one that is free.
+#[test]
+fn a_reload_that_cannot_be_done_changes_nothing() {
+    let folder = Folder::new();
+    let targets = [1, 2].map(marked_echo);
+    let [first, holder] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let [web, taken] = [&first, &holder].map(|listener| listener.local_addr().expect("bound"));
+    drop(first);
+    let metrics = folder.path("metrics");
+    let write = |listen: SocketAddr, to: usize, more: &str| {
+        let text = format!(
+            "[process]\nmetrics = 'unix:{}'\nstats_socket = '{}'\n[[relay]]\nname = 'web'\nlisten = 'tcp://{listen}'\n\
+             to = 'tcp://{}'\n{more}",
+            metrics.display(),
+            folder.path("stats").display(),
+            targets[to - 1]
+        );
+        folder.write("config.toml", &text)
+    };
+    let file = write(web, 1, "");
+    let mut instance =
+        Instance::start(&folder, &["run", "--config", file.to_str().expect("text")]).ready();
+    let mut open = connect(web);
+    let ask = |path: &str| {
+        let stream = UnixStream::connect(&metrics).expect("it listens");
+        get(stream, &format!("GET {path}")).1
+    };
+    assert!(ask("/metrics").contains("vigie_forward_last_reload_successful 1\n"));
+
+    let more = format!(
+        "[[relay]]\nname = 'more'\nlisten = 'tcp://127.0.0.1:0'\nto = 'tcp://{}'\n",
+        targets[1]
+    );
+    write(taken, 2, &more);
+    instance.signal(Signal::HUP);
+    let line = instance.until("SIGHUP: all flows go on as before: flow `web`");
+    assert!(line.contains(&format!("cannot listen on tcp://{taken}")), "{line}");
+    instance.until("SIGHUP: flows: 1 unchanged, 0 ended, 0 new, 1 failed");
+    assert_eq!((mark(&mut open), mark(&mut connect(web))), (1, 1));
+    let text = ask("/metrics");
+    assert!(text.contains("vigie_forward_last_reload_successful 0\n"), "{text}");
+    assert!(text.contains("vigie_forward_reload_failed_flows 1\n"), "{text}");
+    assert_eq!(ask("/health"), "ready\n");
+    let report = report(&folder.path("stats"));
+    assert_eq!(report["flows"].as_array().map(Vec::len), Some(1), "{report}");
+    assert!(report["reload"]["problems"][0].as_str().is_some_and(|text| text.contains("web")));
+
+    drop(holder);
+    instance.said.clear();
+    instance.signal(Signal::HUP);
+    instance.until("SIGHUP: flows: 0 unchanged, 1 ended, 2 new, 0 failed");
+    assert_eq!((mark(&mut open), mark(&mut connect(taken))), (1, 2));
+    assert!(TcpStream::connect(web).is_err());
+    let text = ask("/metrics");
+    assert!(text.contains("vigie_forward_last_reload_successful 1\n"), "{text}");
+    assert!(text.contains("vigie_forward_reload_failed_flows 0\n"), "{text}");
+    drop(open);
+    assert_eq!(instance.end().code(), 0);
+}
+
+/// Goal: a router goes on if the file names an interface that does not exist; if what is wrong shows only once it has freed its interfaces, it
+/// begins again with its old settings. Method: a wrong name, and a file of translations that this test has locked.
+#[test]
+fn a_router_survives_a_wrong_file() {
+    with_network("reload::a_router_survives_a_wrong_file", |network| {
+        let folder = Folder::new();
+        let socket = folder.path("stats");
+        let process = format!("[process]\nstats_socket = '{}'\n", socket.display());
+        let l3 = "[[l3]]\nname = 'router'\ninterfaces = ['ra', 'rb']\npath = 'af-packet'\n";
+        let file = folder.write("config.toml", &format!("{process}{l3}"));
+        let arguments = ["run", "--config", file.to_str().expect("text")];
+        let mut instance = network.router.forwarder(&folder, &arguments).ready();
+        let (port, caller) = (network.echo(), network.caller());
+        caller.set_read_timeout(Some(BOUND)).expect("a socket");
+        call(&caller, SERVER, port);
+
+        let before = counter(&socket, "router", "units");
+        folder.write("config.toml", &format!("{process}{}", l3.replace("rb", "rx")));
+        instance.signal(Signal::HUP);
+        let line = instance.until("SIGHUP: all flows go on as before: flow `router`");
+        assert!(line.contains("there is no interface `rx`"), "{line}");
+        instance.until("SIGHUP: flows: 1 unchanged, 0 ended, 0 new, 1 failed");
+        assert!(calls_through(&caller, SERVER, port, "still"));
+        assert!(counter(&socket, "router", "units") >= before + 2);
+
+        let state = std::fs::File::create(folder.path("state")).expect("a file");
+        rustix::fs::flock(&state, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+        let nat = format!(
+            "[[nat]]\nname = 'router'\ninside = ['ra']\noutside = 'rb'\naddress = '10.2.0.9'\npath = 'af-packet'\nstate = '{}'\n",
+            folder.path("state").display()
+        );
+        folder.write("config.toml", &format!("{process}{nat}"));
+        instance.said.clear();
+        instance.signal(Signal::HUP);
+        let line = instance.until("keeps the translations of another flow");
+        assert!(line.contains("; flow `router` goes on as before"), "{line}");
+        instance.until("SIGHUP: flows: 0 unchanged, 0 ended, 0 new, 1 failed");
+        assert!(!call(&caller, SERVER, port).starts_with("10.2.0.9"));
+        let found = report(&socket);
+        assert_eq!((&found["reload"]["failed_flows"], &found["down"]), (&1.into(), &().into()));
+
+        drop(state);
+        instance.said.clear();
+        instance.signal(Signal::HUP);
+        instance.until("SIGHUP: flows: 0 unchanged, 1 ended, 1 new, 0 failed");
+        assert!(call(&caller, SERVER, port).starts_with("10.2.0.9"));
+        assert_eq!(instance.end().code(), 0);
+    });
 }
 
 /// Goal: SIGHUP without a file ends nothing, and the limit of descriptors is raised and named. Method: a relay by

@@ -1,5 +1,6 @@
 //! A forwarding process, from its configuration to its end.
 
+mod reload;
 mod state;
 
 use std::{
@@ -36,10 +37,9 @@ use crate::{
     mailbox::Mailbox,
     metrics,
     privileges::{self, DropError, HeldRights, Right, listed},
-    reload::{NewFlow, ReloadPlan, plan},
     service_manager::{ServiceManager, keep_alive},
     signals,
-    stats::{self, SocketGuard},
+    stats::{self, ReloadReport, SocketGuard},
     takeover::{Predecessor, TakeoverError},
 };
 
@@ -282,14 +282,6 @@ fn give_up_rights(
     Ok(kept)
 }
 
-/// A flow that is to take over the listener of another.
-struct Successor {
-    flow: FlowConfig,
-    /// The name of the other.
-    of: String,
-    prepared: Box<dyn Prepared>,
-}
-
 struct Instance {
     shared: Rc<InstanceState>,
     mailbox: Rc<Mailbox<InstanceEvent>>,
@@ -310,9 +302,6 @@ struct ConfigSource {
     streams: Rc<RefCell<Option<Runtime>>>,
 }
 
-/// The number of attempts to begin a flow whose listener is still closing, and the time between them.
-const ATTEMPTS: u32 = 50;
-const ATTEMPT_EVERY: Duration = Duration::from_millis(20);
 /// The interval between attempts to begin a flow anew.
 const AGAIN_EVERY: Duration = Duration::from_secs(5);
 
@@ -357,6 +346,8 @@ impl Instance {
             draining_flows: RefCell::default(),
             routes: RefCell::default(),
             metrics: RefCell::new(None),
+            reload: RefCell::new(ReloadReport::default()),
+            down: RefCell::default(),
             is_draining: Cell::new(false),
         });
 
@@ -465,75 +456,13 @@ impl Instance {
         })
     }
 
-    /// Reads the file again, and changes what has changed in it.
-    async fn reload(&mut self) {
-        if let Err(error) = access_log::reopen() {
-            log(format!("SIGHUP: {error}; lines go on to the old file"));
-        }
-        let Some(file) = &self.source.file else {
-            self.shared.reload_files();
-            return log("SIGHUP: there is no file to read again; all goes on");
-        };
-        let config = match crate::config::read(file) {
-            Ok(config) => config,
-            Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
-        };
-        if config.has_log()
-            && let Err(error) = access_log::open(&config.process.log_file)
-        {
-            return log(format!("SIGHUP: {error}; all flows go on as before"));
-        }
-        let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
-        let (ended, begun) = (ends.len(), begins.len());
-        // All that may be wrong with them is known before anything ends.
-        let (successors, others) = match self.prepare_successors(begins) {
-            Ok(prepared) => prepared,
-            Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
-        };
-        let (before, after) = (&self.source.config.process, &config.process);
-        let fixed = |of: &Process| {
-            let sockets = (of.stats_socket.clone(), of.takeover.clone(), of.metrics.clone());
-            (sockets, of.log_file.clone(), of.drop_all_rights)
-        };
-        if fixed(before) != fixed(after) {
-            log(
-                "SIGHUP: `stats_socket`, `takeover`, `metrics`, `log_file` and `drop_all_rights` change with the next start",
-            );
-        }
-        self.shared.reload_files();
-        let deadline = monotonic_now() + after.drain.0;
-        self.hand_over(&successors, deadline).await;
-        // New connections wait from here on, until the successors have begun.
-        let freed = self.end_named(&ends, deadline);
-        self.source.config = config;
-        for Successor { flow, prepared, .. } in successors {
-            let begun = self.start_beside(&flow, prepared);
-            self.note_begun(&flow.name, begun);
-        }
-        for task in freed {
-            let _ = task.await;
-        }
-        for flow in others {
-            match self.begin(&flow).await {
-                // Its interface may be without an address just now.
-                Err(error) if matches!(&flow.kind, FlowKind::Nat(nat) if nat.address.is_none()) => {
-                    log(format!("SIGHUP: {error}; tries again every {AGAIN_EVERY:?}"));
-                    self.begin_later(flow.name, Vec::new());
-                }
-                begun => self.note_begun(&flow.name, begun),
-            }
-        }
-        self.leave_tables();
-        log(format!("SIGHUP: flows: {kept} unchanged, {ended} ended, {begun} new"));
-    }
-
     /// Ends a flow and begins it with the same settings. If that fails, it is tried again.
     async fn begin_anew(&mut self, name: String, inside: Vec<Prefix>, is_retry: bool) {
         let flow = self.source.config.flows.iter().find(|one| one.name == name).cloned();
         let is_running = self.shared.flows.borrow().iter().any(|one| one.name == name);
         // A reload may have come first.
         let Some(mut flow) = flow.filter(|_| is_running != is_retry) else { return };
-        if !HeldRights::now().has(Right::NetRaw) {
+        if flow.kind.frames().is_some() && !HeldRights::now().has(Right::NetRaw) {
             return log(format!(
                 "flow `{name}`: the address that it hides behind has changed, and the rights to begin anew were given up \
                  (`drop_all_rights`): end `vigie-forward` and start it again"
@@ -548,9 +477,8 @@ impl Instance {
         {
             nat.from = inside.iter().copied().map(Inside).collect();
         }
-        let prepared = flow::prepare_anew(&flow);
-        let prepared = prepared.map_err(|error| InstanceError::of_flow(&flow, error));
-        match prepared.and_then(|prepared| self.start_beside(&flow, prepared)) {
+        match self.begin_again(&flow).await {
+            Ok(()) if is_retry => log(format!("flow `{name}` forwards again")),
             Ok(()) => log(format!("flow `{name}`: the address that it hides behind has changed")),
             Err(error) => {
                 log(format!("{error}; tries again every {AGAIN_EVERY:?}, and does not forward"));
@@ -559,56 +487,24 @@ impl Instance {
         }
     }
 
+    /// Begins a flow that has ended.
+    async fn begin_again(&mut self, flow: &FlowConfig) -> Result<(), InstanceError> {
+        if flow.kind.frames().is_none() {
+            return self.begin(flow).await;
+        }
+        let prepared = flow::prepare_anew(flow);
+        let prepared = prepared.map_err(|error| InstanceError::of_flow(flow, error))?;
+        self.start_beside(flow, prepared)
+    }
+
     fn begin_later(&self, flow: String, inside: Vec<Prefix>) {
+        self.shared.down.borrow_mut().insert(flow.clone());
         let mailbox = Rc::clone(&self.mailbox);
         spawn_local(async move {
             sleep(AGAIN_EVERY).await;
             mailbox.post(InstanceEvent::BeginAnew { flow, inside, is_retry: true });
         })
         .detach();
-    }
-
-    fn note_begun(&mut self, name: &str, begun: Result<(), InstanceError>) {
-        if let Err(error) = begun {
-            // It is tried again by the next SIGHUP.
-            self.source.config.flows.retain(|one| one.name != name);
-            log(format!("SIGHUP: {error}; this flow does not forward, the others do"));
-        }
-    }
-
-    /// Sets up those that take over the listener of a flow that runs. Returns also the others, whose files are read.
-    fn prepare_successors(
-        &self,
-        begins: Vec<NewFlow>,
-    ) -> Result<(Vec<Successor>, Vec<FlowConfig>), InstanceError> {
-        let (running, streams) = (self.shared.flows.borrow(), self.source.streams.borrow());
-        let (mut successors, mut others) = (Vec::new(), Vec::new());
-        for NewFlow { flow, takes_from } in begins {
-            let old = running.iter().find(|one| takes_from.as_ref() == Some(&one.name));
-            let Some((of, listener)) = takes_from.zip(old.and_then(|one| one.flow.listener()))
-            else {
-                flow::check_files(&flow).map_err(|error| InstanceError::of_flow(&flow, error))?;
-                others.push(flow);
-                continue;
-            };
-            let prepared = flow::prepare(&flow, streams.as_ref(), Some(listener))
-                .map_err(|error| InstanceError::of_flow(&flow, error))?;
-            successors.push(Successor { flow, of, prepared });
-        }
-        Ok((successors, others))
-    }
-
-    /// Waits until the flows that have successors accept no more.
-    async fn hand_over(&self, successors: &[Successor], deadline: Instant) {
-        let is_taken = |one: &&NamedFlow| successors.iter().any(|next| next.of == one.name);
-        let hand_over = |one: &NamedFlow| one.flow.hand_over(deadline);
-        let stopped: Vec<_> =
-            self.shared.flows.borrow().iter().filter(is_taken).map(hand_over).collect();
-        let until = monotonic_now() + GRACE;
-        for stopped in stopped {
-            // Late, it would accept beside its successor for a while.
-            let _ = timeout_at(until, stopped).await;
-        }
     }
 
     /// Ends flows. Returns the tasks of those that have interfaces, to wait until they have freed them.
@@ -625,26 +521,6 @@ impl Instance {
             if has_frames { freed.push(task) } else { self.ending.push(task) }
         }
         freed
-    }
-
-    /// Begins a flow beside others.
-    async fn begin(&mut self, flow: &FlowConfig) -> Result<(), InstanceError> {
-        let failed = |source| InstanceError::of_flow(flow, source);
-        if flow.kind.frames().is_none() && self.source.streams.borrow().is_none() {
-            let streams = streams_runtime(std::slice::from_ref(flow))?;
-            self.source.streams.replace(streams);
-        }
-        let mut attempt = 1;
-        let prepared = loop {
-            match flow::prepare(flow, self.source.streams.borrow().as_ref(), None) {
-                Err(FlowError::Io { source, .. })
-                    if source.kind() == io::ErrorKind::AddrInUse && attempt < ATTEMPTS => {}
-                prepared => break prepared.map_err(failed)?,
-            }
-            attempt += 1;
-            sleep(ATTEMPT_EVERY).await;
-        };
-        self.start_beside(flow, prepared)
     }
 
     /// Starts a flow beside others.
@@ -669,6 +545,7 @@ impl Instance {
             one.flow.follow(cache, &cache.changes());
         }
         drop(routes);
+        self.shared.down.borrow_mut().remove(&one.name);
         self.shared.flows.borrow_mut().push(one);
         if let Some((table, monitor)) = monitor {
             self.follow_table(table, monitor);

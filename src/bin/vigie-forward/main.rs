@@ -83,7 +83,11 @@ fn complain(error: &impl fmt::Display, code: u8) -> u8 {
 fn forward(config: Result<Config, ConfigError>, file: Option<&Path>) -> u8 {
     let config = match config {
         Ok(config) => config,
-        Err(error) => return complain(&error, instance::CODE_USAGE),
+        Err(error) => {
+            let said = error.to_string();
+            let said = format!("{}\nnothing was started", said.trim_end());
+            return complain(&said, instance::CODE_USAGE);
+        }
     };
     if let Err(error) = config::check("command line", &config) {
         return complain(&error, instance::CODE_USAGE);

@@ -1,13 +1,13 @@
 //! SIGHUP: the file is read again, and what has changed in it changes, without I/O.
 
-use crate::config::{FlowConfig, has_port_zero};
+use crate::config::{EndpointUri, FlowConfig, FlowKind, has_port_zero, overlaps};
 
 /// The steps from one configuration to another.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReloadPlan {
     /// Flows to end, by name.
     pub(crate) ends: Vec<String>,
-    /// Flows to begin, after those have freed what they had.
+    /// Flows to begin.
     pub(crate) begins: Vec<NewFlow>,
     /// The number of flows that go on.
     pub(crate) kept: usize,
@@ -19,6 +19,8 @@ pub(crate) struct NewFlow {
     pub(crate) flow: FlowConfig,
     /// The name of a flow that ends, whose listener it takes over.
     pub(crate) takes_from: Option<String>,
+    /// The names of flows that end, and have what it needs until then.
+    pub(crate) waits_for: Vec<String>,
 }
 
 /// Compares configurations. A flow is the same if its name and settings are, wherever it is in the file.
@@ -30,10 +32,39 @@ pub(crate) fn plan(old: &[FlowConfig], new: &[FlowConfig]) -> ReloadPlan {
     let ends: Vec<_> = ending.iter().map(|flow| flow.name.clone()).collect();
     let begins = new.iter().filter(|flow| !is_in(old, flow)).map(|flow| {
         let at = ending.iter().position(|one| has_listener(one, flow));
-        NewFlow { flow: flow.clone(), takes_from: at.map(|at| ending.remove(at).name.clone()) }
+        let takes_from = at.map(|at| ending.remove(at).name.clone());
+        let holders = old.iter().filter(|one| ends.contains(&one.name) && excludes(one, flow));
+        let waits_for = holders.map(|one| one.name.clone()).collect();
+        NewFlow { flow: flow.clone(), takes_from, waits_for }
     });
     let begins = begins.collect();
     ReloadPlan { kept: old.len() - ends.len(), ends, begins }
+}
+
+/// Returns whether a flow cannot be set up while the other one runs: of an interface, a file of translations and a port, only one of them
+/// can have it.
+fn excludes(one: &FlowConfig, other: &FlowConfig) -> bool {
+    let interfaces = other.kind.interfaces();
+    let state = |of: &FlowConfig| match &of.kind {
+        FlowKind::Nat(nat) => nat.state.clone(),
+        _ => None,
+    };
+    let listens = one.kind.listen().zip(other.kind.listen());
+    one.kind.interfaces().iter().any(|name| interfaces.contains(name))
+        || state(one).is_some_and(|file| Some(file) == state(other))
+        || listens.is_some_and(|(one, other)| shares_port(one, other))
+}
+
+/// Returns whether a listener may have the port of another one. Port 0 is whichever the kernel has chosen.
+fn shares_port(one: &EndpointUri, other: &EndpointUri) -> bool {
+    match (one, other) {
+        (EndpointUri::Tcp(_), EndpointUri::Tcp(_)) | (EndpointUri::Udp(_), EndpointUri::Udp(_))
+            if has_port_zero(one) =>
+        {
+            !has_port_zero(other)
+        }
+        _ => one == other || overlaps(one, other),
+    }
 }
 
 /// Returns whether a flow listens where the other one does. Port 0 is whichever the kernel has chosen for a flow of this name.
@@ -45,7 +76,7 @@ fn has_listener(one: &FlowConfig, other: &FlowConfig) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{FlowKind, Frames, L2, PathChoice, SegmentsChoice, Time, WaitMode, parse};
+    use crate::config::{Frames, L2, PathChoice, SegmentsChoice, Time, WaitMode, parse};
 
     fn frames() -> Frames {
         Frames {
@@ -70,8 +101,14 @@ mod tests {
         let new = [flow("three", Some(9), "b"), flow("two", Some(1), "c"), flow("four", None, "b")];
         let found = plan(&old, &new);
         assert_eq!(found.ends, ["one", "two"]);
-        let begins = |flow: &FlowConfig| NewFlow { flow: flow.clone(), takes_from: None };
-        assert_eq!(found.begins, [begins(&new[1]), begins(&new[2])]);
+        let begins = |flow: &FlowConfig, waits_for: &[&str]| NewFlow {
+            flow: flow.clone(),
+            takes_from: None,
+            waits_for: waits_for.iter().map(|&name| name.to_owned()).collect(),
+        };
+        // Those that end have the interface `a`.
+        let held = ["one", "two"];
+        assert_eq!(found.begins, [begins(&new[1], &held), begins(&new[2], &held)]);
         assert_eq!(found.kept, 1);
         assert_eq!(plan(&new, &new), ReloadPlan { kept: 3, ..ReloadPlan::default() });
     }

@@ -168,7 +168,7 @@ impl<'a> UniqueResources<'a> {
 }
 
 /// Returns whether two listeners cannot exist at once: the same port, and an address that includes the other.
-fn overlaps(one: &EndpointUri, other: &EndpointUri) -> bool {
+pub(crate) fn overlaps(one: &EndpointUri, other: &EndpointUri) -> bool {
     let ((EndpointUri::Tcp(one), EndpointUri::Tcp(other))
     | (EndpointUri::Udp(one), EndpointUri::Udp(other))) = (one, other)
     else {

@@ -32,10 +32,7 @@ pub(crate) enum ConfigError {
     File { file: String, source: io::Error },
     #[error("{file} has {bytes} bytes, but a configuration may have at most {FILE_BYTES_MAX}")]
     Long { file: String, bytes: u64 },
-    #[error(
-        "{file}: {source}{}docs/guide/forwarding.md lists all settings; nothing was started",
-        advised(source)
-    )]
+    #[error("{file}: {source}{}", advised(source))]
     Text { file: String, source: Box<toml::de::Error> },
     #[error("{}: {problem}", place(file, *line, flow))]
     Flow { file: String, line: Option<usize>, flow: String, problem: String },

@@ -16,7 +16,7 @@ use vigie::forward::tables::PortBlocks;
 #[cfg(test)]
 pub(crate) use self::file::parse;
 pub(crate) use self::{
-    check::{check, has_port_zero, published_elsewhere, published_outside},
+    check::{check, has_port_zero, overlaps, published_elsewhere, published_outside},
     file::{ConfigError, read},
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{

@@ -189,6 +189,14 @@ pub(crate) fn check_files(flow: &FlowConfig) -> Result<(), FlowError> {
     }
 }
 
+/// Checks a flow as far as possible while others run, which have these interfaces and end before it begins.
+pub(crate) fn check(flow: &FlowConfig, held: &[&str]) -> Result<(), FlowError> {
+    match &flow.kind {
+        FlowKind::Relay(relay) => relay::check_files(relay),
+        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => frames::check(flow, held),
+    }
+}
+
 /// Sets a flow up. Streams run on `streams`; `listener` is that of a flow whose place it takes.
 pub(crate) fn prepare(
     flow: &FlowConfig,

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     os::fd::OwnedFd,
     process,
@@ -24,7 +24,10 @@ use crate::{
     metrics::ServedMetrics,
     privileges::Right,
     service_manager::ServiceManager,
-    stats::{Answers, DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport},
+    stats::{
+        Answers, DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, ReloadReport,
+        RoutesReport,
+    },
     takeover::HandedListener,
 };
 
@@ -61,6 +64,10 @@ pub(super) struct InstanceState {
     pub(super) routes: RefCell<BTreeMap<u32, (NetlinkCache, RoutesReport)>>,
     pub(super) metrics: RefCell<Option<(EndpointUri, ServedMetrics)>>,
     pub(super) is_draining: Cell<bool>,
+    /// The last reload.
+    pub(super) reload: RefCell<ReloadReport>,
+    /// The names of flows that should forward, and do not.
+    pub(super) down: RefCell<BTreeSet<String>>,
 }
 
 /// A question of the stats socket's clients.
@@ -223,6 +230,8 @@ impl InstanceState {
                 .map(|(report, state)| FlowReport { state: state.to_owned(), ..report })
                 .collect(),
             routes: RoutesReport::sum(self.routes.borrow().values().map(|(_, report)| report)),
+            reload: self.reload.borrow().clone(),
+            down: self.down.borrow().iter().cloned().collect(),
             log_lines_written: log_lines.map(|(written, _)| written),
             log_lines_lost: log_lines.map(|(_, lost)| lost),
             journal: crate::journal::last_lines(),

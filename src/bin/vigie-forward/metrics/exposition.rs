@@ -21,6 +21,13 @@ pub(super) fn text(report: &InstanceReport) -> String {
     families.gauge("uptime_seconds", "Time since the start.", &[], seconds);
     let is_draining = u64::from(report.is_draining());
     families.gauge("draining", "Whether no new connections are accepted.", &[], is_draining);
+    let reload = &report.reload;
+    let help = "Whether the last reload changed all that the file asked for; 1 if there was none.";
+    families.gauge("last_reload_successful", help, &[], u64::from(reload.has_succeeded));
+    let help = "Flows that could not begin at the last reload.";
+    families.gauge("reload_failed_flows", help, &[], reload.failed_flows);
+    let down = u64::try_from(report.down.len()).unwrap_or(u64::MAX);
+    families.gauge("flows_down", "Flows that should forward, and do not.", &[], down);
     if let Some(routes) = &report.routes {
         let messages = "Messages of the kernel that could not be read.";
         families.gauge("routes", "Routes of the kernel.", &[], routes.routes);

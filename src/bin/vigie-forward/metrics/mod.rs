@@ -158,10 +158,18 @@ fn answer(request: &Request<Incoming>, report: &dyn Fn() -> InstanceReport) -> R
     }
     match request.uri().path() {
         "/metrics" => respond(StatusCode::OK, exposition::text(&report())),
-        "/health" if report().is_draining() => plain(StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
-        "/health" => plain(StatusCode::OK, "ready\n"),
+        "/health" => health(&report()),
         _ => plain(StatusCode::NOT_FOUND, "there are /metrics and /health\n"),
     }
+}
+
+fn health(report: &InstanceReport) -> Response<String> {
+    let (status, text) = match report.down.as_slice() {
+        _ if report.is_draining() => (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
+        [] => (StatusCode::OK, "ready\n".to_owned()),
+        down => (StatusCode::SERVICE_UNAVAILABLE, format!("not forwarding: {}\n", down.join(", "))),
+    };
+    respond(status, text)
 }
 
 fn respond(status: StatusCode, text: String) -> Response<String> {

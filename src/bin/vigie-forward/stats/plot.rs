@@ -105,7 +105,7 @@ fn counts(report: &InstanceReport) -> Vec<(String, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{FlowReport, TargetReport};
+    use crate::stats::{FlowReport, ReloadReport, TargetReport};
 
     fn report(seconds: u64, units: u64, connections: u64) -> InstanceReport {
         let target = "tcp://[::1]:80".to_owned();
@@ -119,6 +119,8 @@ mod tests {
             uptime_ms: seconds * 1000,
             state: "running".to_owned(),
             rights: Vec::new(),
+            reload: ReloadReport::default(),
+            down: Vec::new(),
             log_lines_written: None,
             log_lines_lost: None,
             flows: vec![web, old],

@@ -22,6 +22,12 @@ pub(crate) struct InstanceReport {
     /// The state of the kernel's routes, if a flow needs them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) routes: Option<RoutesReport>,
+    /// The last SIGHUP.
+    #[serde(default)]
+    pub(crate) reload: ReloadReport,
+    /// The names of flows that should forward, and do not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) down: Vec<String>,
     /// The lines of the log of connections and translations, if a flow has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) log_lines_written: Option<u64>,
@@ -36,6 +42,23 @@ impl InstanceReport {
     /// Whether no new connections are accepted.
     pub(crate) fn is_draining(&self) -> bool {
         self.state == DRAINING
+    }
+}
+
+/// How the last reload went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReloadReport {
+    /// True also if there was none.
+    pub(crate) has_succeeded: bool,
+    /// What was wrong.
+    pub(crate) problems: Vec<String>,
+    /// The number of flows that could not begin by the new file.
+    pub(crate) failed_flows: u64,
+}
+
+impl Default for ReloadReport {
+    fn default() -> Self {
+        Self { has_succeeded: true, problems: Vec::new(), failed_flows: 0 }
     }
 }
 

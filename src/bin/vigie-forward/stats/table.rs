@@ -34,6 +34,13 @@ fn write_report(
         writeln!(text, "log lines written {written}, lost {lost}")?;
     }
 
+    for problem in &report.reload.problems {
+        writeln!(text, "the last reload failed: {problem}")?;
+    }
+    if !report.down.is_empty() {
+        writeln!(text, "not forwarding: {}", report.down.join(", "))?;
+    }
+
     let header =
         ["flow", "kind", "path", "state", "moves", "units", "bytes", "dropped"].map(str::to_owned);
     let mut rows = vec![header.to_vec()];
@@ -153,6 +160,7 @@ fn write_aligned(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::ReloadReport;
 
     /// Goal: a report is readable text, with rates against an earlier one. Method: two reports by hand.
     #[test]
@@ -197,12 +205,20 @@ mod tests {
             rights: Vec::new(),
             flows: vec![flow],
             routes: None,
+            reload: ReloadReport {
+                has_succeeded: false,
+                problems: vec!["flow `x`: no port".to_owned()],
+                failed_flows: 1,
+            },
+            down: vec!["x".to_owned()],
             log_lines_written: None,
             log_lines_lost: None,
             journal: Vec::new(),
         };
         let expected = "\
 process 7, running, up 1 s, rights kept: none
+the last reload failed: flow `x`: no port
+not forwarding: x
 flow  kind   path    state     moves  units    bytes  dropped
 web   relay  splice  draining      0     10  5000000        0
 

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Names the missing capabilities, and the alternatives without them.
-pub(super) fn check_rights(name: &str) -> Result<(), FlowError> {
+pub(super) fn check_rights() -> Result<(), FlowError> {
     let held = HeldRights::now();
     let program = held.missing(&[Right::Bpf, Right::NetAdmin]);
     if held.has(Right::NetRaw) {
@@ -35,7 +35,7 @@ pub(super) fn check_rights(name: &str) -> Result<(), FlowError> {
     Err(FlowError::Rights(format!(
         "frames need {}, which this process lacks{program}. Run it as root, or give the program the rights (`setcap \
          cap_net_raw,cap_net_admin,cap_bpf,cap_perfmon+ep`). `vigie-forward relay` needs none: it forwards TCP, UDP and Unix \
-         streams. (Flow `{name}` is not forwarded, and neither are others.)",
+         streams.",
         listed(&[Right::NetRaw])
     )))
 }

@@ -102,6 +102,20 @@ struct PreparedFrames {
     claims: Claims,
 }
 
+/// Checks what does not take the interfaces, of which others have `held`.
+pub(super) fn check(flow: &FlowConfig, held: &[&str]) -> Result<(), FlowError> {
+    let Some(frames) = flow.kind.frames() else { return Ok(()) };
+    check_rights()?;
+    let (_, table) = routing(&flow.kind, frames)?;
+    let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
+    let from = (table, FlowStart::First);
+    let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, from)?;
+    check_own_address(&flow.kind, public_side, FlowStart::First)?;
+    forwarding_of((&flow.name, &flow.kind), &flow_interfaces, public_side)?;
+    let free = names.into_iter().filter(|name| !held.contains(&name.as_str()));
+    claim(&free.collect::<Vec<_>>()).map(drop)
+}
+
 /// A wire follows interfaces, but no routing table.
 const TABLE_NONE: u32 = 0;
 
@@ -109,7 +123,7 @@ const TABLE_NONE: u32 = 0;
 pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Prepared>, FlowError> {
     let no_frames = || FlowError::InvalidSetting("a relay has no frames".to_owned());
     let frames = flow.kind.frames().ok_or_else(no_frames)?;
-    check_rights(&flow.name)?;
+    check_rights()?;
     let (routes, table) = routing(&flow.kind, frames)?;
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
     let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, (table, start))?;

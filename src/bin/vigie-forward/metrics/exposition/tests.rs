@@ -1,5 +1,5 @@
 use super::*;
-use crate::stats::{FORMAT_VERSION, RoutesReport};
+use crate::stats::{FORMAT_VERSION, ReloadReport, RoutesReport};
 
 /// Checks a text as `promtool check metrics` does: each family is declared once, with a kind and a help, before its samples, which
 /// are together; names and labels are possible ones; a counter ends in `_total`, and nothing else does; no sample occurs twice.
@@ -57,6 +57,8 @@ fn report(flows: Vec<FlowReport>) -> InstanceReport {
         rights: Vec::new(),
         flows,
         routes: Some(RoutesReport { routes: 3, neighbours: 2, asked_again: 1, unreadable: 0 }),
+        reload: ReloadReport { has_succeeded: false, problems: Vec::new(), failed_flows: 2 },
+        down: vec!["down".to_owned()],
         log_lines_written: Some(31),
         log_lines_lost: Some(32),
         journal: Vec::new(),
@@ -204,5 +206,5 @@ fn handshakes_are_one_family() {
     ] {
         assert_eq!(samples.get(sample), Some(&value), "{sample}");
     }
-    assert!(samples.keys().all(|sample| !sample.contains("failed")), "{samples:?}");
+    assert!(samples.keys().all(|sample| !sample.contains("clients_failed")), "{samples:?}");
 }

@@ -1,0 +1,267 @@
+//! SIGHUP: the flows of the new file are set up while those of before still run, and if one of them cannot start, nothing changes.
+
+use std::{io, mem, path::Path, time::Duration};
+
+use vigie::{
+    Instant,
+    detect::clock::monotonic_now,
+    time::{sleep, timeout_at},
+};
+
+use super::{AGAIN_EVERY, GRACE, Instance, InstanceError, streams_runtime};
+use crate::{
+    access_log,
+    config::{self, Config, FlowConfig, Process},
+    flow::{self, FlowError, Listener, Prepared},
+    journal::log,
+    reload::{NewFlow, ReloadPlan, plan},
+    stats::ReloadReport,
+};
+
+/// The number of attempts to begin a flow whose listener is still closing, and the time between them.
+const ATTEMPTS: u32 = 50;
+const ATTEMPT_EVERY: Duration = Duration::from_millis(20);
+
+/// The flows that begin.
+#[derive(Default)]
+struct NextFlows {
+    /// Those that are set up.
+    ready: Vec<ReadyFlow>,
+    /// Those that need what a flow has that ends, and are checked as far as that allows.
+    waiting: Vec<NewFlow>,
+}
+
+struct ReadyFlow {
+    new: NewFlow,
+    /// Whether it takes over the listener of another flow.
+    is_successor: bool,
+    prepared: Box<dyn Prepared>,
+}
+
+impl Instance {
+    /// Reads the file again, and changes what has changed in it.
+    pub(super) async fn reload(&mut self) {
+        if let Err(error) = access_log::reopen() {
+            log(format!("SIGHUP: {error}; lines go on to the old file"));
+        }
+        let Some(file) = &self.source.file else {
+            self.shared.reload_files();
+            return log("SIGHUP: there is no file to read again; all goes on");
+        };
+        let config = match read(file) {
+            Ok(config) => config,
+            Err(problem) => return self.refuse(vec![problem], 0),
+        };
+        let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
+        let begin_count = begins.len();
+        let next = match self.set_up(begins).await {
+            Ok(next) => next,
+            Err(problems) => {
+                let failed = problems.len();
+                self.refuse(problems, failed);
+                let all = self.source.config.flows.len();
+                return log(format!(
+                    "SIGHUP: flows: {all} unchanged, 0 ended, 0 new, {failed} failed"
+                ));
+            }
+        };
+        self.note_fixed(&config.process);
+        self.shared.reload_files();
+        let deadline = monotonic_now() + config.process.drain.0;
+        self.hand_over(&next.ready, deadline).await;
+        // New connections wait from here on, until the successors have begun.
+        let freed = self.end_named(&ends, deadline);
+        let before = mem::replace(&mut self.source.config, config).flows;
+        let is_same = |name: &String| {
+            self.source.config.flows.iter().any(|one| one.name == *name) && !ends.contains(name)
+        };
+        self.shared.down.borrow_mut().retain(is_same);
+
+        let mut failed = Vec::new();
+        for ReadyFlow { new, prepared, .. } in next.ready {
+            if let Err(error) = self.start_beside(&new.flow, prepared) {
+                failed.push((new, error));
+            }
+        }
+        for task in freed {
+            let _ = task.await;
+        }
+        for new in next.waiting {
+            if let Err(error) = self.begin(&new.flow).await {
+                failed.push((new, error));
+            }
+        }
+        let (failed_count, mut restored, mut problems) = (failed.len(), 0, Vec::new());
+        for (new, error) in failed {
+            let (problem, count) = self.restore(&new, &error, &before).await;
+            log(format!("SIGHUP: {problem}"));
+            problems.push(problem);
+            restored += count;
+        }
+        self.leave_tables();
+        let (ended, begun) =
+            (ends.len().saturating_sub(restored), begin_count.saturating_sub(failed_count));
+        log(format!(
+            "SIGHUP: flows: {kept} unchanged, {ended} ended, {begun} new, {failed_count} failed"
+        ));
+        self.report_reload(problems, failed_count);
+    }
+
+    /// Notes that nothing changes.
+    fn refuse(&self, problems: Vec<String>, failed_flows: usize) {
+        for problem in &problems {
+            log(format!("SIGHUP: all flows go on as before: {problem}"));
+        }
+        self.report_reload(problems, failed_flows);
+    }
+
+    fn report_reload(&self, problems: Vec<String>, failed_flows: usize) {
+        let failed_flows = u64::try_from(failed_flows).unwrap_or(u64::MAX);
+        let has_succeeded = problems.is_empty();
+        self.shared.reload.replace(ReloadReport { has_succeeded, problems, failed_flows });
+    }
+
+    /// Says which settings of the process change only with the next start.
+    fn note_fixed(&self, after: &Process) {
+        let fixed = |of: &Process| {
+            let sockets = (of.stats_socket.clone(), of.takeover.clone(), of.metrics.clone());
+            (sockets, of.log_file.clone(), of.drop_all_rights)
+        };
+        if fixed(&self.source.config.process) != fixed(after) {
+            log(
+                "SIGHUP: `stats_socket`, `takeover`, `metrics`, `log_file` and `drop_all_rights` change with the next start",
+            );
+        }
+    }
+
+    fn runs(&self, name: &str) -> bool {
+        self.shared.flows.borrow().iter().any(|one| one.name == name)
+    }
+
+    /// Sets up the flows that begin, or says of each that cannot what is wrong.
+    async fn set_up(&self, begins: Vec<NewFlow>) -> Result<NextFlows, Vec<String>> {
+        let (mut next, mut problems) = (NextFlows::default(), Vec::new());
+        for mut new in begins {
+            new.waits_for.retain(|name| self.runs(name));
+            let listener = new.takes_from.as_ref().and_then(|name| {
+                let running = self.shared.flows.borrow();
+                running.iter().find(|one| one.name == *name)?.flow.listener()
+            });
+            let is_successor = listener.is_some();
+            if is_successor || new.waits_for.is_empty() {
+                match self.prepare_beside(&new.flow, listener).await {
+                    Ok(prepared) => next.ready.push(ReadyFlow { new, is_successor, prepared }),
+                    Err(error) => problems.push(error.to_string()),
+                }
+                continue;
+            }
+            let holders = &self.source.config.flows;
+            let holders = holders.iter().filter(|one| new.waits_for.contains(&one.name));
+            let held: Vec<_> = holders.flat_map(|one| one.kind.interfaces()).collect();
+            match flow::check(&new.flow, &held) {
+                Ok(()) => next.waiting.push(new),
+                Err(error) => problems.push(InstanceError::of_flow(&new.flow, error).to_string()),
+            }
+        }
+        if problems.is_empty() { Ok(next) } else { Err(problems) }
+    }
+
+    /// Waits until the flows that have successors accept no more.
+    async fn hand_over(&self, ready: &[ReadyFlow], deadline: Instant) {
+        let is_taken = |name: &String| {
+            ready.iter().any(|one| one.is_successor && one.new.takes_from.as_ref() == Some(name))
+        };
+        let stopped: Vec<_> = {
+            let running = self.shared.flows.borrow();
+            let taken = running.iter().filter(|one| is_taken(&one.name));
+            taken.map(|one| one.flow.hand_over(deadline)).collect()
+        };
+        let until = monotonic_now() + GRACE;
+        for stopped in stopped {
+            // Late, it would accept beside its successor for a while.
+            let _ = timeout_at(until, stopped).await;
+        }
+    }
+
+    /// Begins the flows again that ended for one that has failed. Returns what has happened, and their number.
+    async fn restore(
+        &mut self,
+        failed: &NewFlow,
+        error: &InstanceError,
+        before: &[FlowConfig],
+    ) -> (String, usize) {
+        let name = &failed.flow.name;
+        // It is tried again by the next SIGHUP.
+        self.source.config.flows.retain(|one| one.name != *name);
+        let (mut said, mut count) = (error.to_string(), 0);
+        for old in before {
+            let is_needed = old.name == *name
+                || failed.waits_for.contains(&old.name)
+                || failed.takes_from.as_ref() == Some(&old.name);
+            let is_taken = self.source.config.flows.iter().any(|one| one.name == old.name);
+            if !is_needed || is_taken {
+                continue;
+            }
+            count += 1;
+            self.source.config.flows.push(old.clone());
+            match self.begin_again(old).await {
+                Ok(()) => said += &format!("; flow `{}` goes on as before", old.name),
+                Err(error) => {
+                    said += &format!(
+                        "; the settings of before fail, too: {error}; tries them again every {AGAIN_EVERY:?}, and flow `{}` does \
+                         not forward",
+                        old.name
+                    );
+                    self.begin_later(old.name.clone(), Vec::new());
+                }
+            }
+        }
+        if count == 0 {
+            self.shared.down.borrow_mut().insert(name.clone());
+            said += "; this flow does not forward, the others do";
+        }
+        (said, count)
+    }
+
+    /// Begins a flow beside others.
+    pub(super) async fn begin(&mut self, flow: &FlowConfig) -> Result<(), InstanceError> {
+        let prepared = self.prepare_beside(flow, None).await?;
+        self.start_beside(flow, prepared)
+    }
+
+    /// Sets a flow up beside others.
+    async fn prepare_beside(
+        &self,
+        flow: &FlowConfig,
+        listener: Option<Listener>,
+    ) -> Result<Box<dyn Prepared>, InstanceError> {
+        let failed = |source| InstanceError::of_flow(flow, source);
+        if flow.kind.frames().is_none() && self.source.streams.borrow().is_none() {
+            let streams = streams_runtime(std::slice::from_ref(flow))?;
+            self.source.streams.replace(streams);
+        }
+        if listener.is_some() {
+            let streams = self.source.streams.borrow();
+            return flow::prepare(flow, streams.as_ref(), listener).map_err(failed);
+        }
+        let mut attempt = 1;
+        loop {
+            match flow::prepare(flow, self.source.streams.borrow().as_ref(), None) {
+                Err(FlowError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::AddrInUse && attempt < ATTEMPTS => {}
+                prepared => return prepared.map_err(failed),
+            }
+            attempt += 1;
+            sleep(ATTEMPT_EVERY).await;
+        }
+    }
+}
+
+/// Reads the file, and opens the place of its lines.
+fn read(file: &Path) -> Result<Config, String> {
+    let config = config::read(file).map_err(|error| error.to_string().trim_end().to_owned())?;
+    if config.has_log() {
+        access_log::open(&config.process.log_file).map_err(|error| error.to_string())?;
+    }
+    Ok(config)
+}
