@@ -315,6 +315,23 @@ fn what_cannot_work_is_refused() {
         let ended = network.router.forwarder(&folder, &["l3", "ra", "rb"]).wait();
         assert_eq!(ended.code(), 2, "{}", ended.said);
         assert!(ended.said.contains("sysctl -w net.ipv4.conf.rb.forwarding=0"), "{}", ended.said);
+        network.router.set("net/ipv4/conf/ra/forwarding", "1");
+        let ended = network.router.forwarder(&folder, &["l3", "ra", "rb"]).wait();
+        let both = "`ra` and `rb` too";
+        let off = "net.ipv4.conf.ra.forwarding=0 net.ipv4.conf.rb.forwarding=0";
+        assert!(ended.said.contains(both) && ended.said.contains(off), "{}", ended.said);
+        for setting in ["net/ipv4/conf/ra/forwarding", "net/ipv4/conf/rb/forwarding"] {
+            network.router.set(setting, "0");
+        }
+        let publish = |to: &str| {
+            let published = format!("tcp:8080={to}:80");
+            let nat = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.9"];
+            let more = ["--path", "af-packet", "--publish", &published];
+            network.router.forwarder(&folder, &[&nat[..], &more].concat()).ready().end().said
+        };
+        let warning = "but no network that ra reaches has this address";
+        assert!(publish("10.77.0.2").contains(warning));
+        assert!(!publish("10.1.0.2").contains(warning));
     });
 }
 

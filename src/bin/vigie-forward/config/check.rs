@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Inside,
-    LogChoice, LogTarget, Nat, Ports, Publish, Relay, RelayMode, tls, values::is_v4,
+    LogChoice, LogTarget, Nat, PathChoice, Ports, Publish, Relay, RelayMode, tls, values::is_v4,
 };
 
 /// The interface for packets of a host to itself.
@@ -36,6 +36,18 @@ pub(crate) fn check(file: &str, config: &Config) -> Result<(), ConfigError> {
             file: file.to_owned(),
             problem: "`log_file` has no lines: give a relay or nat `log = \"each\"`, or remove `log_file`"
                 .to_owned(),
+        });
+    }
+    if let LogTarget::File(path) = &config.process.log_file
+        && path.is_dir()
+    {
+        return Err(ConfigError::Process {
+            file: file.to_owned(),
+            problem: format!(
+                "`log_file` is {}, which is a folder: give the path of a file, as in {}",
+                path.display(),
+                path.join("forward.log").display()
+            ),
         });
     }
     if let Some(metrics) = &config.process.metrics {
@@ -222,12 +234,25 @@ fn alone(flow: &FlowConfig) -> Result<(), String> {
                 "`{LOOPBACK}` is the loopback interface: its packets are this host's own, and lead nowhere else"
             ));
         }
-        if interface.is_empty() || interface.len() > INTERFACE_NAME_BYTES_MAX {
+        let is_wrong = |letter: char| letter.is_whitespace() || "/:".contains(letter);
+        if !(1..=INTERFACE_NAME_BYTES_MAX).contains(&interface.len())
+            || interface.contains(is_wrong)
+            || [".", ".."].contains(&interface)
+        {
             return Err(format!(
-                "`{interface}` cannot be the name of an interface: names have 1 to {INTERFACE_NAME_BYTES_MAX} bytes \
-                 (`ip link` lists them)"
+                "`{interface}` cannot be the name of an interface: names have 1 to {INTERFACE_NAME_BYTES_MAX} bytes, and no spaces, \
+                 `/` or `:` (`ip link` lists them)"
             ));
         }
+    }
+
+    let routes = matches!(flow.kind, FlowKind::L3(_) | FlowKind::Nat(_));
+    if routes && flow.kind.frames().is_some_and(|frames| frames.path == PathChoice::AfXdp) {
+        return Err(
+            "`path` cannot be af-xdp, which takes all frames from the kernel, including ARP, and so finds no neighbours: it is for l2 \
+             only"
+                .to_owned(),
+        );
     }
 
     flow.kind.frames().map_or(Ok(()), migration)?;

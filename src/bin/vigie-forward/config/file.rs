@@ -93,7 +93,7 @@ struct RawRelay {
     proxy_send: bool,
     #[serde(default, deserialize_with = "one_or_more")]
     proxy_from: Vec<Range>,
-    #[serde(default, deserialize_with = "one_or_more")]
+    #[serde(default, deserialize_with = "allowed")]
     allow: Vec<Range>,
     #[serde(default, deserialize_with = "one_or_more")]
     deny: Vec<Range>,
@@ -110,6 +110,17 @@ struct RawRelay {
     to_tls: TargetTls,
     #[serde(default)]
     route: Vec<Route>,
+}
+
+/// Reads the networks that are allowed. An empty list would look as if it served nobody.
+fn allowed<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Range>, D::Error> {
+    let networks: Vec<Range> = one_or_more(from)?;
+    if networks.is_empty() {
+        return Err(serde::de::Error::custom(
+            "`allow` is empty: name the networks that are served, as in [\"10.0.0.0/8\"], or leave it out to serve all clients",
+        ));
+    }
+    Ok(networks)
 }
 
 /// Reads two names. (An array type of length two would accept three elements, and ignore the last.)
@@ -647,6 +658,30 @@ mod tests {
         let error = parse("f", text).unwrap_err().to_string();
         for word in words {
             assert!(error.contains(word), "{text}\n{error}\nlacks {word}");
+        }
+    }
+
+    /// Goal: what no host can do is refused without looking at it: paths, names of interfaces, a folder as a log, an empty list of allowed
+    /// clients. Method: one file each.
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let l3 = |more: &str| format!("[[l3]]\ninterfaces = ['a', 'b']\n{more}");
+        let nat = "[[nat]]\ninside = ['a']\noutside = 'b'\npath = 'af-xdp'\n";
+        let relay = "[[relay]]\nlisten = 'tcp://127.0.0.1:1'\nto = 'tcp://127.0.0.1:2'\n";
+        let cannot = &["line 1", "cannot be the name of an interface"][..];
+        for (text, words) in [
+            (l3("path = 'af-xdp'"), &["line 1", "`path`", "for l2 only"][..]),
+            (nat.to_owned(), &["line 1", "`path`", "for l2 only"]),
+            (l3("").replace("'b'", "'a/b'"), cannot),
+            (l3("").replace("'b'", "'a b'"), cannot),
+            (l3("").replace("'b'", "'sixteen-letters-'"), cannot),
+            (
+                format!("[process]\nlog_file = '/var'\n{relay}log = 'each'\n"),
+                &["`log_file` is /var", "folder", "/var/forward.log"],
+            ),
+            (format!("{relay}allow = []\n"), &["line 4", "`allow` is empty", "10.0.0.0/8"]),
+        ] {
+            assert_refused(&text, words);
         }
     }
 

@@ -31,10 +31,14 @@ pub(crate) enum RendezvousError {
     )]
     Io { path: PathBuf, source: io::Error },
     #[error(
-        "no running instance was found ({searched}): start one, or name its socket by --socket"
+        "no running instance was found ({searched}): start one, or name its socket by --socket, as is needed for one with `stats_socket` or \
+         `takeover`"
     )]
     Nobody { searched: String },
-    #[error("several instances run: name one by --socket:{}", listed(paths))]
+    #[error(
+        "several instances run: name one by --socket (those with `stats_socket` or `takeover` are not listed):{}",
+        listed(paths)
+    )]
     Several { paths: Vec<PathBuf> },
 }
 

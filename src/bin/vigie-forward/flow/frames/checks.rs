@@ -52,6 +52,7 @@ pub(super) fn check_interfaces(
         source: io::Error::other(error),
     })?;
 
+    let is_wire = matches!(kind, FlowKind::L2(_));
     let mut flow_interfaces = Vec::new();
     for name in names {
         let Some(interface) = cache.interface(name) else {
@@ -59,7 +60,6 @@ pub(super) fn check_interfaces(
                 "there is no interface `{name}` in this network namespace (`ip link` lists them)"
             )));
         };
-        let is_wire = matches!(kind, FlowKind::L2(_));
         if interface.is_headerless && is_wire {
             return Err(FlowError::InvalidSetting(format!(
                 "packets of interface `{name}` have no Ethernet header, so there is no frame to pass on: use `l3`"
@@ -69,9 +69,6 @@ pub(super) fn check_interfaces(
             return Err(FlowError::InvalidSetting(format!(
                 "interface `{name}` is neither an Ethernet interface nor one without headers (tun, WireGuard, tunnels of IPv4)"
             )));
-        }
-        if !is_wire {
-            check_kernel_forwarding(name, start)?;
         }
         // Drivers without flags merge nothing.
         if merges_packets(name).unwrap_or(false) {
@@ -87,6 +84,9 @@ pub(super) fn check_interfaces(
         flow_interfaces.push(FlowInterface { name, index, is_pair, is_headerless, vlan, networks });
     }
 
+    if !is_wire {
+        check_kernel_forwarding(names, start)?;
+    }
     let public_side = match kind {
         FlowKind::Nat(nat) => Some(PublicSide::of(nat, &cache)?),
         _ => None,
@@ -161,28 +161,39 @@ pub(super) fn merging(name: &str) -> String {
 }
 
 /// The kernel also sees the frames of a packet socket: if both forward, everything arrives twice.
-fn check_kernel_forwarding(name: &str, start: FlowStart) -> Result<(), FlowError> {
-    kernel_forwarding(name).map_or(Ok(()), |setting| {
-        start.refuse(format!(
-            "the kernel forwards packets from `{name}` too, so every packet would be sent twice: turn that off (`sysctl \
-             -w {setting}=0`)"
-        ))
-    })
+fn check_kernel_forwarding(names: &[String], start: FlowStart) -> Result<(), FlowError> {
+    let (mut from, mut off) = (Vec::new(), String::new());
+    for name in names {
+        let settings = forwarding_settings(name);
+        if !settings.is_empty() {
+            from.push(format!("`{name}`"));
+        }
+        off.extend(settings.iter().map(|setting| format!(" {setting}=0")));
+    }
+    if from.is_empty() {
+        return Ok(());
+    }
+    start.refuse(format!(
+        "the kernel forwards packets from {} too, so every packet would be sent twice: turn that off (`sysctl -w{off}`)",
+        from.join(" and ")
+    ))
 }
 
 /// Returns the setting by which the kernel forwards from an interface, if it does.
 pub(super) fn kernel_forwarding(name: &str) -> Option<String> {
+    forwarding_settings(name).into_iter().next()
+}
+
+/// Returns the settings by which the kernel forwards from an interface.
+fn forwarding_settings(name: &str) -> Vec<String> {
     // The kernel writes dots in an interface's name as slashes in names of settings; its files keep the dots.
     let is_on = |version: &str, what: &str| {
         let file = format!("/proc/sys/net/{version}/conf/{what}/forwarding");
         fs::read_to_string(file).is_ok_and(|text| text.trim() != "0")
     };
-    let doubled = if is_on("ipv4", name) {
-        "ipv4"
-    } else if is_on("ipv6", name) && is_on("ipv6", "all") {
-        "ipv6"
-    } else {
-        return None;
-    };
-    Some(format!("net.{doubled}.conf.{}.forwarding", name.replace('.', "/")))
+    let forwards =
+        |version: &&str| is_on(version, name) && (*version == "ipv4" || is_on(version, "all"));
+    let versions = ["ipv4", "ipv6"].into_iter().filter(forwards);
+    let name = name.replace('.', "/");
+    versions.map(|version| format!("net.{version}.conf.{name}.forwarding")).collect()
 }

@@ -21,6 +21,7 @@ use crate::{
     access_log,
     config::{FlowKind, LogChoice, Nat, TransportProtocol},
     flow::FlowError,
+    journal::log,
 };
 
 /// The kind of processing, with its tables.
@@ -100,6 +101,24 @@ pub(super) fn forwarding_of(
             Forwarding::Translate { table, nat: Box::new(nat.clone()), outside, inside, public }
         }
     })
+}
+
+/// Says which published ports lead to a host that no inside interface reaches. Its route may still come.
+pub(super) fn warn_unreached(kind: &FlowKind, flow_interfaces: &[FlowInterface]) {
+    let FlowKind::Nat(nat) = kind else { return };
+    let inside = &flow_interfaces[..flow_interfaces.len().saturating_sub(1)];
+    let networks = || inside.iter().flat_map(|one| &one.networks);
+    for one in &nat.publish {
+        let host = one.to.ip();
+        if !networks().any(|network| network.contains(host)) {
+            let (port, inside) = (one.port, nat.inside.join(", "));
+            log(format!(
+                "port {port} is published to {host}, but no network that {inside} reaches has this address, so nothing arrives there: \
+                 correct `publish`, or add a route (`ip route add {host} dev {}`)",
+                nat.inside[0]
+            ));
+        }
+    }
 }
 
 /// Builds the stage that translates.

@@ -45,7 +45,7 @@ use vigie::{
 
 use self::{
     checks::{Claims, check_interfaces, check_own_address, check_rights, claim},
-    forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
+    forwarding::{Forwarding, forwarding_of, host_stages, program_stages, warn_unreached},
     fullness::Fullness,
     own_address::{AddressWatch, OwnAddress},
     program::{
@@ -104,9 +104,8 @@ struct PreparedFrames {
 
 /// Checks what does not take the interfaces, of which others have `held`.
 pub(super) fn check(flow: &FlowConfig, held: &[&str]) -> Result<(), FlowError> {
-    let Some(frames) = flow.kind.frames() else { return Ok(()) };
     check_rights()?;
-    let (_, table) = routing(&flow.kind, frames)?;
+    let (_, table) = routing(&flow.kind);
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
     let from = (table, FlowStart::First);
     let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, from)?;
@@ -124,7 +123,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let no_frames = || FlowError::InvalidSetting("a relay has no frames".to_owned());
     let frames = flow.kind.frames().ok_or_else(no_frames)?;
     check_rights()?;
-    let (routes, table) = routing(&flow.kind, frames)?;
+    let (routes, table) = routing(&flow.kind);
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
     let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, (table, start))?;
     let own_address = check_own_address(&flow.kind, public_side, start)?;
@@ -133,6 +132,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let questions = Arc::new(Questions::new());
     let taker = FlowTaker::default();
     let work = forwarding_of((&flow.name, &flow.kind), &flow_interfaces, public_side)?;
+    warn_unreached(&flow.kind, &flow_interfaces);
     let state_file = state_file(&flow.name, &work)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {
@@ -198,18 +198,13 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
 }
 
 /// Returns whether packets are routed, and by which table.
-fn routing(kind: &FlowKind, frames: &Frames) -> Result<(bool, u32), FlowError> {
+const fn routing(kind: &FlowKind) -> (bool, u32) {
     let (routes, table) = match kind {
         FlowKind::L3(l3) => (true, l3.table),
         FlowKind::Nat(nat) => (true, nat.table),
         FlowKind::L2(_) | FlowKind::Relay(_) => (false, TABLE_NONE),
     };
-    if routes && frames.path == PathChoice::AfXdp {
-        return Err(FlowError::InvalidSetting(
-            "af-xdp takes all frames from the kernel, including ARP, and so finds no neighbours: use it for l2 only".to_owned(),
-        ));
-    }
-    Ok((routes, table))
+    (routes, table)
 }
 
 /// Takes over the translations of before, if there is a file for them.
