@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     connect,
-    instance::{BOUND, Folder, Instance, report},
+    instance::{BOUND, Folder, Instance, counter, report},
     kit::namespace,
 };
 
@@ -30,6 +30,52 @@ pub(crate) fn letter_server(at: &str, letter: u8) -> u16 {
         }
     });
     port
+}
+
+/// Goal: a relay whose target's name is itself does not connect to itself: the client is refused, the target counts as failed, and the log
+/// says why. Method: `localhost`, by a listener of the loopback address and one of all addresses, streams and datagrams.
+#[test]
+fn a_name_of_the_relay_itself_is_refused() {
+    for listen in ["127.0.0.1", "0.0.0.0"] {
+        let folder = Folder::new();
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = free.local_addr().expect("bound").port();
+        drop(free);
+        let socket = folder.path("stats");
+        let text = format!(
+            "[process]\nstats_socket = '{}'\n[[relay]]\nname = 'tcp'\nlisten = 'tcp://{listen}:{port}'\nto = 'tcp://localhost:{port}'\n\
+             [[relay]]\nname = 'udp'\nlisten = 'udp://{listen}:{port}'\nto = 'udp://localhost:{port}'\n",
+            socket.display()
+        );
+        let file = folder.write("config.toml", &text);
+        let mut relay =
+            Instance::start(&folder, &["run", "--config", file.to_str().expect("text")]).ready();
+        let mut client = connect(([127, 0, 0, 1], port).into());
+        assert_eq!(client.read(&mut [0]).expect("an end"), 0);
+        relay.until("this relay itself listens there");
+        let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        datagrams.send_to(b"x", ("127.0.0.1", port)).expect("it is sent");
+        relay.until("target: udp://127.0.0.1");
+        assert_eq!(counter(&socket, "tcp", "accepted"), 1, "{}", report(&socket));
+        assert_eq!(counter(&socket, "udp", "active"), 0, "{}", report(&socket));
+        assert!(counter(&socket, "tcp", "connects_failed") >= 1);
+        assert_eq!(relay.end().code(), 0);
+    }
+}
+
+/// Goal: a client that does not begin with the header that the relay asks for is named in the log, with the remedy. Method: HTTP.
+#[test]
+fn a_client_without_a_header_is_named() {
+    let folder = Folder::new();
+    let arguments = ["relay", "--listen", "tcp://127.0.0.1:0", "--to", "tcp://127.0.0.1:1"];
+    let arguments = [&arguments[..], &["--proxy-from", "127.0.0.0/8"]].concat();
+    let mut relay = Instance::start(&folder, &arguments).ready();
+    let mut client = connect(relay.address("relay"));
+    client.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").expect("it is connected");
+    let line = relay.until("must begin with a PROXY protocol header");
+    let own = client.local_addr().expect("bound").to_string();
+    assert!(line.contains(&own) && line.contains("remove it from the trusted networks"), "{line}");
+    assert_eq!(relay.end().code(), 0);
 }
 
 /// Goal: each address of a name is a target, new connections follow when the name gets other addresses, open ones go on, and while the

@@ -19,6 +19,7 @@ use super::{
     endpoint::Endpoint,
     error::{Peer, RelayError},
     health::UpstreamHealth,
+    own_listener,
     peer_stream::PeerStream,
     proxy::{ProxyError, ProxyHeader, ProxyParse},
     shared::{Opening, RelayShared},
@@ -175,7 +176,7 @@ async fn connect_once(
     drop(reserved);
     let mut pause = RETRY_FIRST;
     let upstream = loop {
-        match Connection::connect_on(server, &target.address).await {
+        match connect_to(shared, &target.address).await {
             Ok(upstream) => break upstream,
             // Another connection may end; a Unix listener may accept earlier ones.
             Err(error)
@@ -195,6 +196,15 @@ async fn connect_once(
     let upstream = introduce(shared, target, upstream, opening.header).await?;
     write_all(&upstream, &opening.first).await?;
     Ok(upstream)
+}
+
+/// Connects to an address that is not the relay's own.
+pub(super) async fn connect_to(shared: &RelayShared, address: &Endpoint) -> io::Result<Connection> {
+    let server = &shared.resources.server;
+    if let (Some(own), Some(target)) = (shared.own_address, address.address()) {
+        own_listener::refuse(server, own, target)?;
+    }
+    Connection::connect_on(server, address).await
 }
 
 /// Sends the header, and begins TLS.

@@ -10,6 +10,7 @@
 
 use std::{
     fmt,
+    net::SocketAddr,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -19,7 +20,7 @@ use std::{
 
 use vigie_detect::Instant;
 
-use super::availability::Availability;
+use super::{availability::Availability, proxy::ProxyError};
 
 /// The minimum time between log lines about a target's failures.
 const QUIET: Duration = Duration::from_secs(10);
@@ -117,6 +118,32 @@ impl NameHealth {
     pub(super) fn note_changed(&self, new: &[String], gone: &[String]) {
         let name = &self.name;
         tracing::info!(%name, ?new, ?gone, "the name of a target has new addresses");
+    }
+}
+
+/// The PROXY protocol headers of clients.
+#[derive(Debug, Default)]
+pub(super) struct HeaderHealth(FailureTracker);
+
+impl HeaderHealth {
+    /// Records that a client did not begin with a header. One that sent nothing at all may be a probe of the port.
+    pub(super) fn note_refused(
+        &self,
+        client: Option<SocketAddr>,
+        error: &ProxyError,
+        now: Instant,
+    ) {
+        if matches!(error, ProxyError::Truncated { received: 0 }) {
+            return;
+        }
+        if let Some(suppressed) = self.0.failed(now) {
+            let client = client.map_or_else(|| "unix".to_owned(), |client| client.to_string());
+            let suppressed = shown(suppressed);
+            tracing::warn!(
+                %client, %error, suppressed,
+                "a client was refused, since it must begin with a PROXY protocol header (version 2) and did not"
+            );
+        }
     }
 }
 

@@ -44,6 +44,7 @@ mod framed;
 mod health;
 mod listener;
 mod names;
+mod own_listener;
 mod peer_stream;
 mod pipes;
 mod proxy;

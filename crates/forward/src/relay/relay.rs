@@ -25,6 +25,7 @@ use super::{
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
+    health::HeaderHealth,
     listener::RelayListener,
     names,
     peer_stream::{PeerStream, PendingClient},
@@ -149,6 +150,8 @@ impl Relay {
             draining,
             accepting: is_accepting,
             listener: listener.downgrade(),
+            own_address: listener.endpoint().address(),
+            headers: HeaderHealth::default(),
             permits,
         });
 
@@ -374,7 +377,11 @@ impl RelayShared {
         let own = ProxyHeader::of(connection.addresses());
         trace.client = source_of(&own);
         let header = if self.is_trusted(connection) {
-            match connecting::accept_header(self, connection).await? {
+            let accepted = connecting::accept_header(self, connection).await;
+            if let Err(RelayError::Proxy(error)) = &accepted {
+                self.headers.note_refused(trace.client, error, self.resources.server.now());
+            }
+            match accepted? {
                 // The sender itself.
                 ProxyHeader::Local => own,
                 header => header,

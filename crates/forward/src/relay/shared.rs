@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,6 +18,7 @@ use super::{
     connection::Connection,
     endpoint::Endpoint,
     error::RelayError,
+    health::HeaderHealth,
     listener::WeakListener,
     proxy::ProxyHeader,
     resources::RelayResources,
@@ -59,6 +60,9 @@ pub(super) struct RelayShared {
     /// Closed once the relay accepts no more.
     pub(super) accepting: watch::Sender<()>,
     pub(super) listener: WeakListener,
+    /// Where it listens, of TCP.
+    pub(super) own_address: Option<SocketAddr>,
+    pub(super) headers: HeaderHealth,
     pub(super) permits: Arc<Semaphore>,
 }
 

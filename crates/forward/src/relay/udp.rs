@@ -29,7 +29,7 @@ use super::{
     access::{Access, AccessList, AccessRule, SourcePermit, Sources, access_setters},
     balance::{Balance, Balancer},
     counters::{Counter, counters},
-    names,
+    names, own_listener,
     proxy::AddressRange,
     record::{ConnectionEnd, ConnectionObserver, ConnectionRecord, observer_setter},
     relay::ConnectionTask,
@@ -134,6 +134,7 @@ impl UdpRelayBuilder {
         let balancer = Balancer::new(self.balance, server.now().as_nanos());
         let shared = UdpShared {
             server: server.clone(),
+            address,
             arrivals: Mutex::default(),
             settings: self,
             sessions: Mutex::new(BTreeMap::new()),
@@ -196,6 +197,7 @@ pub struct UdpRelayHandle {
 
 #[derive(Debug)]
 struct UdpShared {
+    address: SocketAddr,
     server: Server,
     socket: Arc<TrainSocket>,
     /// For the sessions that receive at the same time, one for each thread of an executor.
@@ -603,6 +605,7 @@ impl UdpShared {
     }
 
     fn connect_to(&self, target: &Target<SocketAddr>) -> io::Result<TrainSocket> {
+        own_listener::refuse(&self.server, self.address, target.address)?;
         let own: SocketAddr = match target.address {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
