@@ -112,7 +112,7 @@ struct RawRelay {
     route: Vec<Route>,
 }
 
-/// Reads the networks that are allowed. An empty list would look as if it served nobody.
+/// Reads the networks that are allowed. An empty list is as if there were none: all clients would be served.
 fn allowed<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Range>, D::Error> {
     let networks: Vec<Range> = one_or_more(from)?;
     if networks.is_empty() {
