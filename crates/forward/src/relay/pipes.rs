@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(pipes.in_use(), 0);
         let held = [pipes.take().expect("a pipe"), pipes.take().expect("a pipe")];
         for pipe in &held {
-            assert_eq!(rustix::io::read(pipe.outlet(), &mut [0; 1]), Err(rustix::io::Errno::AGAIN));
+            assert_eq!(rustix::io::read(pipe.outlet(), &mut [0; 1]), Err(Errno::AGAIN));
         }
         drop(held);
         pipes.close_free();
