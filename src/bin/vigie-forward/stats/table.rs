@@ -162,9 +162,7 @@ mod tests {
     use super::*;
     use crate::stats::ReloadReport;
 
-    /// Goal: a report is readable text, with rates against an earlier one. Method: two reports by hand.
-    #[test]
-    fn reports_are_shown() {
+    fn report() -> InstanceReport {
         let flow = FlowReport {
             name: "web".to_owned(),
             kind: "relay".to_owned(),
@@ -197,7 +195,7 @@ mod tests {
                 .into(),
             ..FlowReport::default()
         };
-        let before = InstanceReport {
+        InstanceReport {
             vigie_forward: 1,
             pid: 7,
             uptime_ms: 1000,
@@ -214,7 +212,13 @@ mod tests {
             log_lines_written: None,
             log_lines_lost: None,
             journal: Vec::new(),
-        };
+        }
+    }
+
+    /// Goal: a report is readable text, with rates against an earlier one. Method: two reports by hand.
+    #[test]
+    fn reports_are_shown() {
+        let before = report();
         let expected = "\
 process 7, running, up 1 s, rights kept: none
 the last reload failed: flow `x`: no port
