@@ -348,6 +348,7 @@ impl Instance {
             metrics: RefCell::new(None),
             reload: RefCell::new(ReloadReport::default()),
             down: RefCell::default(),
+            retrying: RefCell::default(),
             is_draining: Cell::new(false),
         });
 
@@ -458,6 +459,9 @@ impl Instance {
 
     /// Ends a flow and begins it with the same settings. If that fails, it is tried again.
     async fn begin_anew(&mut self, name: String, inside: Vec<Prefix>, is_retry: bool) {
+        if is_retry {
+            self.shared.retrying.borrow_mut().remove(&name);
+        }
         let flow = self.source.config.flows.iter().find(|one| one.name == name).cloned();
         let is_running = self.shared.flows.borrow().iter().any(|one| one.name == name);
         // A reload may have come first.
@@ -477,7 +481,7 @@ impl Instance {
         {
             nat.from = inside.iter().copied().map(Inside).collect();
         }
-        match self.begin_again(&flow).await {
+        match self.begin_again(&flow, 1).await {
             Ok(()) if is_retry => log(format!("flow `{name}` forwards again")),
             Ok(()) => log(format!("flow `{name}`: the address that it hides behind has changed")),
             Err(error) => {
@@ -488,9 +492,9 @@ impl Instance {
     }
 
     /// Begins a flow that has ended.
-    async fn begin_again(&mut self, flow: &FlowConfig) -> Result<(), InstanceError> {
+    async fn begin_again(&mut self, flow: &FlowConfig, attempts: u32) -> Result<(), InstanceError> {
         if flow.kind.frames().is_none() {
-            return self.begin(flow).await;
+            return self.begin(flow, attempts).await;
         }
         let prepared = flow::prepare_anew(flow);
         let prepared = prepared.map_err(|error| InstanceError::of_flow(flow, error))?;
@@ -499,6 +503,9 @@ impl Instance {
 
     fn begin_later(&self, flow: String, inside: Vec<Prefix>) {
         self.shared.down.borrow_mut().insert(flow.clone());
+        if !self.shared.retrying.borrow_mut().insert(flow.clone()) {
+            return;
+        }
         let mailbox = Rc::clone(&self.mailbox);
         spawn_local(async move {
             sleep(AGAIN_EVERY).await;

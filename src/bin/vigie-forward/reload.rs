@@ -43,7 +43,7 @@ pub(crate) fn plan(old: &[FlowConfig], new: &[FlowConfig]) -> ReloadPlan {
 
 /// Returns whether a flow cannot be set up while the other one runs: of an interface, a file of translations and a port, only one of them
 /// can have it.
-fn excludes(one: &FlowConfig, other: &FlowConfig) -> bool {
+pub(crate) fn excludes(one: &FlowConfig, other: &FlowConfig) -> bool {
     let interfaces = other.kind.interfaces();
     let state = |of: &FlowConfig| match &of.kind {
         FlowKind::Nat(nat) => nat.state.clone(),

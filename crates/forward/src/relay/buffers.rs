@@ -106,9 +106,9 @@ impl Buffers {
         Self { pool: Arc::new(BufferPool { kept, stores, budget, store_budget, budget_bytes }) }
     }
 
-    /// Returns each connection's share of the budget.
-    pub(super) fn share_bytes(&self, connections: u64) -> usize {
-        self.pool.budget_bytes / usize::try_from(connections.max(1)).unwrap_or(usize::MAX)
+    /// Returns the share of the budget of each of so many.
+    pub(super) fn share_bytes(&self, number: u64) -> usize {
+        self.pool.budget_bytes / usize::try_from(number.max(1)).unwrap_or(usize::MAX)
     }
 
     /// Returns a buffer of `size_bytes`, if the budget allows; one of up to [`FLOOR_BYTES`] is always available.

@@ -35,8 +35,8 @@ pub enum Transfer {
 /// ends of its connections should not: what is cheap for it may be expensive for them (a spliced page is freed by its
 /// reader). Only the stream's speed reflects both: so a window of bytes moved by one engine is compared with the next
 /// window of the same stream moved by the other. If there is no difference (a network is the bottleneck, or other
-/// processes have most of the processor), the relay's own time decides. So it does among many connections: how fast one
-/// of them is depends on how long the others take. There, streams are copied only if that costs the relay two thirds of splicing:
+/// processes have most of the processor), the relay's own time decides. So it does among many streams: how fast one
+/// of them is depends on how long the others take. There, streams are copied only if that costs the relay at most two thirds of what splicing costs:
 /// a stream spliced while the others are copied costs up to twice as much as when all are spliced.
 #[derive(Debug)]
 pub(super) struct Chooser {
@@ -83,8 +83,8 @@ impl<const SPAN: u64> Average<SPAN> {
     }
 }
 
-/// The engines alternate until this many pairs of windows were compared, or among many connections until this many polls
-/// of either were measured; or until this many choices were made: short streams have no pairs.
+/// The engines alternate until this many pairs of windows were compared, or among many streams until this many polls
+/// of each engine were measured; or until this many choices were made: short streams have no pairs.
 const PAIRS_MIN: u64 = 4;
 const COSTS_MIN: u64 = 8;
 const TURNS_MAX: u32 = 64;
@@ -98,8 +98,8 @@ const TRY_FIRST: u32 = 8;
 const ALIKE: RangeInclusive<u64> = 488..=512;
 const HALF: u64 = 500;
 
-/// Among more connections, the relay's own time decides. Measured: `docs/design/forward-relay.md`, "Many streams".
-const FEW_CONNECTIONS: u64 = 8;
+/// Among more streams, the relay's own time decides. Measured: `docs/design/forward-relay.md`, "Many streams".
+const FEW_STREAMS: u64 = 8;
 
 /// The bounds of a single pair's share: a process may have slept meanwhile.
 const SHARES: RangeInclusive<u64> = 200..=800;
@@ -115,12 +115,8 @@ impl Chooser {
         }
     }
 
-    /// Chooses the engine of a stream's next window; the previous window used `before`, and the relay has that many connections.
-    pub(super) fn choose(
-        &self,
-        before: Option<TransferEngine>,
-        connections: u64,
-    ) -> TransferEngine {
+    /// Chooses the engine of a stream's next window; the previous window used `before`, and the relay has that many streams.
+    pub(super) fn choose(&self, before: Option<TransferEngine>, streams: u64) -> TransferEngine {
         match self.transfer {
             Transfer::Copy => return TransferEngine::Copy,
             Transfer::Splice => return TransferEngine::Splice,
@@ -128,7 +124,7 @@ impl Chooser {
         }
 
         let choice = self.choices.fetch_add(1, Ordering::Relaxed);
-        let is_crowded = connections > FEW_CONNECTIONS;
+        let is_crowded = streams > FEW_STREAMS;
         let is_known = if is_crowded {
             self.copy.samples().min(self.splice.samples()) >= COSTS_MIN
         } else {
@@ -255,29 +251,29 @@ mod tests {
         assert_eq!(count(&chooser, TransferEngine::Copy), 630);
     }
 
-    /// Goal: among many connections, the engine that costs the relay less is chosen, however fast its streams are, and splicing if they
-    /// cost much the same. Method: streams that are slower by the cheaper engine; few connections, then many; then costs that change.
+    /// Goal: among many streams, the engine that costs the relay less is chosen, however fast its streams are, and splicing if they
+    /// cost much the same. Method: streams that are slower by the cheaper engine; few streams, then many; then costs that change.
     #[test]
     fn the_cheaper_engine_is_chosen_among_many() {
         let chooser = Chooser::new(Transfer::Adaptive);
         chooser.note(TransferEngine::Copy, 1000, 3 * MICRO);
         chooser.note(TransferEngine::Splice, 1000, 2 * MICRO);
         learn(&chooser, 1000, 1300);
-        let spliced = |connections| {
-            let choices = (0..640).map(|_| chooser.choose(None, connections));
+        let spliced = |streams| {
+            let choices = (0..640).map(|_| chooser.choose(None, streams));
             choices.filter(|engine| *engine == TransferEngine::Splice).count()
         };
-        assert!(spliced(FEW_CONNECTIONS) < 20);
-        assert!(spliced(FEW_CONNECTIONS + 1) > 620);
+        assert!(spliced(FEW_STREAMS) < 20);
+        assert!(spliced(FEW_STREAMS + 1) > 620);
         let costs = |splice| {
             for _ in 0..1000 {
                 chooser.note(TransferEngine::Splice, 1000, splice);
             }
         };
         costs(4 * MICRO);
-        assert!(spliced(FEW_CONNECTIONS + 1) > 620);
+        assert!(spliced(FEW_STREAMS + 1) > 620);
         costs(5 * MICRO);
-        assert!(spliced(FEW_CONNECTIONS + 1) < 20);
+        assert!(spliced(FEW_STREAMS + 1) < 20);
     }
 
     /// Goal: streams too short for a pair of windows are moved by the engine that costs the relay less, and stalls that

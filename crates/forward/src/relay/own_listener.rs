@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
 };
 
 use vigie_detect::Server;
@@ -21,9 +21,11 @@ pub(super) fn refuse(server: &Server, listen: SocketAddr, target: SocketAddr) ->
 fn reaches(server: &Server, listen: SocketAddr, target: SocketAddr) -> bool {
     let (own, to) = (listen.ip().to_canonical(), target.ip().to_canonical());
     // What is sent to no address goes to the loopback interface.
+    let loopback: IpAddr =
+        if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     let includes = own.is_unspecified() && (own.is_ipv6() || to.is_ipv4());
     own == to
-        || (to.is_unspecified() && own.is_loopback())
+        || (to.is_unspecified() && own == loopback)
         || (includes
             && (to.is_loopback()
                 || to.is_unspecified()
@@ -57,6 +59,9 @@ mod tests {
             ("127.0.0.1:80", "127.0.0.1:81", false),
             ("127.0.0.1:80", "127.0.0.2:80", false),
             ("127.0.0.1:80", "0.0.0.0:80", true),
+            ("127.0.0.2:80", "0.0.0.0:80", false),
+            ("127.0.0.1:80", "[::]:80", false),
+            ("[::1]:80", "[::]:80", true),
             ("0.0.0.0:80", "127.0.0.2:80", true),
             ("0.0.0.0:80", "[::1]:80", false),
             ("[::]:80", "[::1]:80", true),

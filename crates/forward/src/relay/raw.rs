@@ -24,7 +24,7 @@ use super::{
     chooser::{TransferEngine, picos_per_byte},
     error::{PumpError, StreamSide},
     pipes::{PIPE_BYTES, Pipe},
-    resources::RelayResources,
+    resources::{RelayResources, StreamCount},
     stream::{PumpContext, RelayStream},
     yielder::POLL_BYTES_MAX,
 };
@@ -63,7 +63,8 @@ pub(super) struct RawPump {
     window_began: Option<Instant>,
     /// The previous window's engine, and its time in picoseconds per byte.
     window_before: Option<(TransferEngine, u64)>,
-    is_bulk: bool,
+    /// While it fills its buffers.
+    stream: Option<StreamCount>,
     has_ended: bool,
 }
 
@@ -85,7 +86,7 @@ impl RawPump {
             since_choice: CHOICE_BYTES,
             window_began: None,
             window_before: None,
-            is_bulk: false,
+            stream: None,
             has_ended: false,
         }
     }
@@ -107,7 +108,7 @@ impl RawPump {
     ) -> Poll<Result<(), PumpError>> {
         // What encryption costs says nothing about copies.
         let can_splice = context.from.can_splice() && context.to.can_splice();
-        let began = (self.is_bulk && can_splice).then(thread_cpu_time);
+        let began = (self.stream.is_some() && can_splice).then(thread_cpu_time);
         let (resources, before) = (context.resources, *context.moved);
         let engine = self.engine;
         let moved = &mut *context.moved;
@@ -149,7 +150,7 @@ impl RawPump {
                 return Poll::Pending;
             }
             self.prepare(resources, from.can_splice() && to.can_splice());
-            match self.take(cx, from) {
+            match self.take(cx, from, resources) {
                 Poll::Ready(Ok(0)) => self.has_ended = true,
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => {
@@ -188,15 +189,21 @@ impl RawPump {
 
     /// Gets a buffer or a pipe for the next bytes.
     fn prepare(&mut self, resources: &RelayResources, can_splice: bool) {
-        if self.is_bulk && self.is_window_over() {
+        if self.stream.is_some() && self.is_window_over() {
             self.end_window(resources);
             let before = self.window_before.map(|(engine, _)| engine);
             self.engine = if can_splice {
-                resources.chooser.choose(before, resources.counters.active.value())
+                resources.chooser.choose(before, resources.streams())
             } else {
                 TransferEngine::Copy
             };
             self.since_choice = 0;
+        }
+
+        // Few hold a buffer at the same time.
+        let share = resources.buffers.share_bytes(resources.streams());
+        while self.size > 0 && SIZES[self.size] > share {
+            self.size -= 1;
         }
 
         match (&self.store, self.engine) {
@@ -222,10 +229,6 @@ impl RawPump {
 
         // Free the old buffer first: the new one may need its bytes.
         self.store = Store::Empty;
-        let share = resources.buffers.share_bytes(resources.counters.active.value());
-        while self.size > 0 && SIZES[self.size] > share {
-            self.size -= 1;
-        }
         let buffer = loop {
             match resources.buffers.take(SIZES[self.size]) {
                 Some(buffer) => break buffer,
@@ -258,7 +261,12 @@ impl RawPump {
         self.window_before = window;
     }
 
-    fn take<A: RelayStream>(&mut self, cx: &Context<'_>, from: &A) -> Poll<std::io::Result<usize>> {
+    fn take<A: RelayStream>(
+        &mut self,
+        cx: &Context<'_>,
+        from: &A,
+        resources: &RelayResources,
+    ) -> Poll<std::io::Result<usize>> {
         match &mut self.store {
             Store::Pipe { pipe, held } => {
                 let taken = ready!(from.poll_fill(cx, pipe, PIPE_BYTES))?;
@@ -276,7 +284,7 @@ impl RawPump {
                 (*start, *end) = (0, taken);
                 let room = buffer.len();
                 if taken == room {
-                    self.note_full_read();
+                    self.note_full_read(resources);
                 } else if self.size > 0 && taken <= SIZES[self.size - 1] {
                     self.note_small_read();
                 } else {
@@ -288,12 +296,14 @@ impl RawPump {
         }
     }
 
-    fn note_full_read(&mut self) {
+    fn note_full_read(&mut self, resources: &RelayResources) {
         self.small_reads = 0;
         if self.size + 1 < SIZES.len() {
             self.size += 1;
         }
-        self.is_bulk = self.size >= BULK;
+        if self.size >= BULK && self.stream.is_none() {
+            self.stream = Some(resources.count_stream());
+        }
     }
 
     fn note_small_read(&mut self) {
@@ -302,7 +312,7 @@ impl RawPump {
             self.small_reads = 0;
             self.size = self.size.saturating_sub(1);
             if self.size < BULK {
-                self.is_bulk = false;
+                self.stream = None;
                 self.engine = TransferEngine::Copy;
                 self.since_choice = CHOICE_BYTES;
                 (self.window_began, self.window_before) = (None, None);

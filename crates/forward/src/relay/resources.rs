@@ -1,5 +1,10 @@
 //! The resources that all connections of a relay share: memory, pipes, measured costs, cooperative yields, counters.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
 use vigie_detect::Server;
 
 use super::{
@@ -18,6 +23,17 @@ pub(super) struct RelayResources {
     pub(super) chooser: Chooser,
     pub(super) yielder: Yielder,
     pub(super) counters: RelayCounters,
+    pub(super) streams: Arc<AtomicU64>,
+}
+
+/// Counts a direction that fills its buffers, while it exists.
+#[derive(Debug)]
+pub(super) struct StreamCount(Arc<AtomicU64>);
+
+impl Drop for StreamCount {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl RelayResources {
@@ -31,7 +47,18 @@ impl RelayResources {
             chooser: Chooser::new(how),
             yielder: Yielder::default(),
             counters: RelayCounters::default(),
+            streams: Arc::default(),
         }
+    }
+
+    /// Returns the number of directions that fill their buffers: a statistic.
+    pub(super) fn streams(&self) -> u64 {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_stream(&self) -> StreamCount {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+        StreamCount(Arc::clone(&self.streams))
     }
 
     /// Counts bytes moved by `engine`.

@@ -64,7 +64,7 @@
 //! When a rank fails, everything that waits for it ends, as does every receive and probe from [`SourceFilter::Any`] that is waiting
 //! then. If none is waiting, the next one of each communicator that finds no message ends at once: each communicator is told of each
 //! failure at least once, by the error of such a call or by [`failures`](Communicator::failures). After that, its receives from any source
-//! wait for the remaining ranks. A call that is dropped before it returns the error does not count; an orderly end of a rank does. Once all other ranks have failed, receives from any source end at once, unless a message has already
+//! wait for the remaining ranks. A call that is dropped before it returns the error has told nothing. A rank that leaves in order has failed in this sense, too. Once all other ranks have failed, receives from any source end at once, unless a message has already
 //! arrived for them: they do not wait for messages that a rank may still send to itself, which only receives from
 //! its own rank do.
 //!

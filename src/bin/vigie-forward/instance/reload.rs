@@ -1,6 +1,6 @@
 //! SIGHUP: the flows of the new file are set up while those of before still run, and if one of them cannot start, nothing changes.
 
-use std::{io, mem, path::Path, time::Duration};
+use std::{io, mem, time::Duration};
 
 use vigie::{
     Instant,
@@ -11,10 +11,10 @@ use vigie::{
 use super::{AGAIN_EVERY, GRACE, Instance, InstanceError, streams_runtime};
 use crate::{
     access_log,
-    config::{self, Config, FlowConfig, Process},
+    config::{self, FlowConfig, Process},
     flow::{self, FlowError, Listener, Prepared},
     journal::log,
-    reload::{NewFlow, ReloadPlan, plan},
+    reload::{NewFlow, ReloadPlan, excludes, plan},
     stats::ReloadReport,
 };
 
@@ -48,9 +48,9 @@ impl Instance {
             self.shared.reload_files();
             return log("SIGHUP: there is no file to read again; all goes on");
         };
-        let config = match read(file) {
+        let config = match config::read(file) {
             Ok(config) => config,
-            Err(problem) => return self.refuse(vec![problem], 0),
+            Err(error) => return self.refuse(vec![error.to_string().trim_end().to_owned()], 0),
         };
         let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
         let begin_count = begins.len();
@@ -65,6 +65,12 @@ impl Instance {
                 ));
             }
         };
+        // Its place cannot change any more once it is open.
+        if config.has_log()
+            && let Err(error) = access_log::open(&config.process.log_file)
+        {
+            return self.refuse(vec![error.to_string()], 0);
+        }
         self.note_fixed(&config.process);
         self.shared.reload_files();
         let deadline = monotonic_now() + config.process.drain.0;
@@ -87,17 +93,12 @@ impl Instance {
             let _ = task.await;
         }
         for new in next.waiting {
-            if let Err(error) = self.begin(&new.flow).await {
+            if let Err(error) = self.begin(&new.flow, ATTEMPTS).await {
                 failed.push((new, error));
             }
         }
-        let (failed_count, mut restored, mut problems) = (failed.len(), 0, Vec::new());
-        for (new, error) in failed {
-            let (problem, count) = self.restore(&new, &error, &before).await;
-            log(format!("SIGHUP: {problem}"));
-            problems.push(problem);
-            restored += count;
-        }
+        let failed_count = failed.len();
+        let (problems, restored) = self.restore_all(failed, &before).await;
         self.leave_tables();
         let (ended, begun) =
             (ends.len().saturating_sub(restored), begin_count.saturating_sub(failed_count));
@@ -149,7 +150,7 @@ impl Instance {
             });
             let is_successor = listener.is_some();
             if is_successor || new.waits_for.is_empty() {
-                match self.prepare_beside(&new.flow, listener).await {
+                match self.prepare_beside(&new.flow, listener, ATTEMPTS).await {
                     Ok(prepared) => next.ready.push(ReadyFlow { new, is_successor, prepared }),
                     Err(error) => problems.push(error.to_string()),
                 }
@@ -183,6 +184,26 @@ impl Instance {
         }
     }
 
+    /// Begins the flows again that ended for those that have failed. Returns what has happened, and their number.
+    async fn restore_all(
+        &mut self,
+        failed: Vec<(NewFlow, InstanceError)>,
+        before: &[FlowConfig],
+    ) -> (Vec<String>, usize) {
+        // They are tried again by the next SIGHUP.
+        let has_failed =
+            |flow: &FlowConfig| failed.iter().any(|(new, _)| new.flow.name == flow.name);
+        self.source.config.flows.retain(|flow| !has_failed(flow));
+        let (mut problems, mut restored) = (Vec::new(), 0);
+        for (new, error) in failed {
+            let (problem, count) = self.restore(&new, &error, before).await;
+            log(format!("SIGHUP: {problem}"));
+            problems.push(problem);
+            restored += count;
+        }
+        (problems, restored)
+    }
+
     /// Begins the flows again that ended for one that has failed. Returns what has happened, and their number.
     async fn restore(
         &mut self,
@@ -191,20 +212,19 @@ impl Instance {
         before: &[FlowConfig],
     ) -> (String, usize) {
         let name = &failed.flow.name;
-        // It is tried again by the next SIGHUP.
-        self.source.config.flows.retain(|one| one.name != *name);
         let (mut said, mut count) = (error.to_string(), 0);
         for old in before {
             let is_needed = old.name == *name
                 || failed.waits_for.contains(&old.name)
                 || failed.takes_from.as_ref() == Some(&old.name);
-            let is_taken = self.source.config.flows.iter().any(|one| one.name == old.name);
+            let takes = |one: &FlowConfig| one.name == old.name || excludes(one, old);
+            let is_taken = self.source.config.flows.iter().any(takes);
             if !is_needed || is_taken {
                 continue;
             }
             count += 1;
             self.source.config.flows.push(old.clone());
-            match self.begin_again(old).await {
+            match self.begin_again(old, ATTEMPTS).await {
                 Ok(()) => said += &format!("; flow `{}` goes on as before", old.name),
                 Err(error) => {
                     said += &format!(
@@ -218,14 +238,18 @@ impl Instance {
         }
         if count == 0 {
             self.shared.down.borrow_mut().insert(name.clone());
-            said += "; this flow does not forward, the others do";
+            said += "; this flow does not forward";
         }
         (said, count)
     }
 
-    /// Begins a flow beside others.
-    pub(super) async fn begin(&mut self, flow: &FlowConfig) -> Result<(), InstanceError> {
-        let prepared = self.prepare_beside(flow, None).await?;
+    /// Begins a flow beside others. A port that is in use is tried for so many times.
+    pub(super) async fn begin(
+        &mut self,
+        flow: &FlowConfig,
+        attempts: u32,
+    ) -> Result<(), InstanceError> {
+        let prepared = self.prepare_beside(flow, None, attempts).await?;
         self.start_beside(flow, prepared)
     }
 
@@ -234,6 +258,7 @@ impl Instance {
         &self,
         flow: &FlowConfig,
         listener: Option<Listener>,
+        attempts: u32,
     ) -> Result<Box<dyn Prepared>, InstanceError> {
         let failed = |source| InstanceError::of_flow(flow, source);
         if flow.kind.frames().is_none() && self.source.streams.borrow().is_none() {
@@ -248,20 +273,11 @@ impl Instance {
         loop {
             match flow::prepare(flow, self.source.streams.borrow().as_ref(), None) {
                 Err(FlowError::Io { source, .. })
-                    if source.kind() == io::ErrorKind::AddrInUse && attempt < ATTEMPTS => {}
+                    if source.kind() == io::ErrorKind::AddrInUse && attempt < attempts => {}
                 prepared => return prepared.map_err(failed),
             }
             attempt += 1;
             sleep(ATTEMPT_EVERY).await;
         }
     }
-}
-
-/// Reads the file, and opens the place of its lines.
-fn read(file: &Path) -> Result<Config, String> {
-    let config = config::read(file).map_err(|error| error.to_string().trim_end().to_owned())?;
-    if config.has_log() {
-        access_log::open(&config.process.log_file).map_err(|error| error.to_string())?;
-    }
-    Ok(config)
 }

@@ -68,6 +68,8 @@ pub(super) struct InstanceState {
     pub(super) reload: RefCell<ReloadReport>,
     /// The names of flows that should forward, and do not.
     pub(super) down: RefCell<BTreeSet<String>>,
+    /// Those of them that wait to be tried again.
+    pub(super) retrying: RefCell<BTreeSet<String>>,
 }
 
 /// A question of the stats socket's clients.

@@ -22,7 +22,7 @@ pub(super) fn text(report: &InstanceReport) -> String {
     let is_draining = u64::from(report.is_draining());
     families.gauge("draining", "Whether no new connections are accepted.", &[], is_draining);
     let reload = &report.reload;
-    let help = "Whether the last reload changed all that the file asked for; 1 if there was none.";
+    let help = "Whether all flows of the file began at the last reload; 1 if there was none.";
     families.gauge("last_reload_successful", help, &[], u64::from(reload.has_succeeded));
     let help = "Flows that could not begin at the last reload.";
     families.gauge("reload_failed_flows", help, &[], reload.failed_flows);
