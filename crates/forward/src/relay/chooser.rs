@@ -145,7 +145,9 @@ impl Chooser {
         };
 
         let copies = if is_crowded {
-            self.copy.get().saturating_mul(3) <= self.splice.get().saturating_mul(2)
+            // Copies too small to be measured are not cheap.
+            self.copy.samples() > 0
+                && self.copy.get().saturating_mul(3) <= self.splice.get().saturating_mul(2)
         } else if ALIKE.contains(&share) {
             self.copy.get() <= self.splice.get()
         } else {
@@ -256,13 +258,15 @@ mod tests {
     #[test]
     fn the_cheaper_engine_is_chosen_among_many() {
         let chooser = Chooser::new(Transfer::Adaptive);
-        chooser.note(TransferEngine::Copy, 1000, 3 * MICRO);
         chooser.note(TransferEngine::Splice, 1000, 2 * MICRO);
         learn(&chooser, 1000, 1300);
         let spliced = |streams| {
             let choices = (0..640).map(|_| chooser.choose(None, streams));
             choices.filter(|engine| *engine == TransferEngine::Splice).count()
         };
+        let _turns = count(&chooser, TransferEngine::Copy);
+        assert!(spliced(FEW_STREAMS + 1) > 620, "copying was not measured");
+        chooser.note(TransferEngine::Copy, 1000, 3 * MICRO);
         assert!(spliced(FEW_STREAMS) < 20);
         assert!(spliced(FEW_STREAMS + 1) > 620);
         let costs = |splice| {
