@@ -139,7 +139,7 @@ impl RawPump {
                 continue;
             }
             if self.has_ended {
-                self.store = Store::Empty;
+                (self.store, self.stream) = (Store::Empty, None);
                 return to.poll_finish(cx).map_err(|error| PumpError::io(StreamSide::To, error));
             }
             if *moved >= stop {

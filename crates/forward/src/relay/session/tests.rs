@@ -6,6 +6,7 @@ use std::{
     future::{pending, poll_fn},
     io,
     rc::Rc,
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -478,6 +479,34 @@ fn a_stalled_receiver_costs_one_buffer() {
         assert!(matches!(ended, Ok(Err(RelayError::Idle { .. }))), "{ended:?}");
         assert!(sent.get() <= 300_000, "{} bytes", sent.get());
     }
+}
+
+/// Goal: a direction counts as a stream while it fills its buffers, until its end. Method: a long stream one way, and a byte the other way, before the session
+/// is dropped.
+#[test]
+fn streams_are_counted_until_they_end() {
+    let mut simulation = Simulation::new(4);
+    let server = simulation.server().clone();
+    let ((client, near), (far, upstream)) = (stream(1 << 20), stream(1 << 20));
+    drop(simulation.spawn(async move {
+        client.write_all(&vec![1; 4 << 20]).await.expect("open");
+        client.finish_writing();
+    }));
+    let resources = resources(&server);
+    let (streams, most) = (Arc::clone(&resources.streams), Rc::new(Cell::new(0)));
+    let seen = Rc::clone(&most);
+    drop(simulation.spawn(async move {
+        upstream.write_all(b"x").await.expect("open");
+        while upstream.read(&mut vec![0; 64 << 10]).await.expect("open") > 0 {
+            seen.set(streams.load(Ordering::Relaxed).max(seen.get()));
+        }
+        upstream.finish_writing();
+    }));
+    let mut session = Session::new((near, far), None, None, &resources);
+    let ended = simulation.block_on(session.run(&resources));
+    assert!(matches!(ended, Ok(Ok(()))), "{ended:?}");
+    assert_eq!((most.get(), resources.streams()), (1, 0));
+    drop(session);
 }
 
 /// Goal: no message waits for bytes behind it. Method: requests of random lengths in random pieces, each answered only
