@@ -22,11 +22,16 @@ pub(super) struct FrameEnds {
 impl FrameEnds {
     /// Returns a frame of UDP, right to the last bit.
     pub(super) fn frame(&self) -> Vec<u8> {
-        let mut frame = Vec::with_capacity(FRAME_BYTES);
+        self.frame_of(FRAME_BYTES)
+    }
+
+    /// Returns such a frame of so many bytes, at least 42.
+    pub(super) fn frame_of(&self, bytes: usize) -> Vec<u8> {
+        let mut frame = Vec::with_capacity(bytes);
         frame.extend(self.macs.1);
         frame.extend(self.macs.0);
         frame.extend([8, 0, 0x45, 0]);
-        let length = u16::try_from(FRAME_BYTES - 14).unwrap_or(0);
+        let length = u16::try_from(bytes - 14).unwrap_or(0);
         frame.extend(length.to_be_bytes());
         frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
         frame.extend(self.addresses.0);
@@ -34,7 +39,7 @@ impl FrameEnds {
         frame.extend(self.ports.0.to_be_bytes());
         frame.extend(self.ports.1.to_be_bytes());
         frame.extend((length - 20).to_be_bytes());
-        frame.resize(FRAME_BYTES, 0);
+        frame.resize(bytes, 0);
         let mut packet = vigie_forward::packet::Packet::new(vigie_forward::packet::Port(0), &frame);
         // It is IPv4 with UDP, as written above.
         let _ = packet.fill_checksums();

@@ -57,7 +57,11 @@ impl Train<'_> {
 pub(super) struct Arrivals {
     room: Box<[u8]>,
     arrivals: Vec<ReceivedMessage>,
+    /// One bit for each message that was used.
+    used: u32,
 }
+
+const _: () = assert!(ARRIVALS_MAX <= u32::BITS as usize, "a bit for each message");
 
 impl fmt::Debug for Arrivals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,45 +72,73 @@ impl fmt::Debug for Arrivals {
 impl Arrivals {
     pub(super) fn new() -> Self {
         let room = vec![0; PLACE_BYTES * ARRIVALS_MAX].into();
-        Self { room, arrivals: Vec::with_capacity(ARRIVALS_MAX) }
+        Self { room, arrivals: Vec::with_capacity(ARRIVALS_MAX), used: 0 }
     }
 
-    /// Returns how many messages have arrived.
+    /// Returns how many messages the last call has received.
     pub(super) const fn len(&self) -> usize {
         self.arrivals.len()
     }
 
-    /// Puts the datagrams of each sender together, and calls `use_train` with the trains and their senders.
-    pub(super) fn each_train(&self, mut use_train: impl FnMut(Train<'_>, Option<SocketAddr>)) {
+    /// Returns the messages that were not used, and their places.
+    fn left(&self) -> impl Iterator<Item = (usize, &ReceivedMessage)> {
+        let used = self.used;
+        self.arrivals.iter().enumerate().filter(move |(at, _)| used & (1 << at) == 0)
+    }
+
+    /// Returns whether all of them were used.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.left().next().is_none()
+    }
+
+    /// Returns the number of datagrams that were not used.
+    pub(super) fn left_count(&self) -> usize {
+        let count = |arrival: &ReceivedMessage| match arrival.segment {
+            Some(segment) => arrival.bytes.div_ceil(segment.max(1)),
+            None => 1,
+        };
+        self.left().map(|(_, arrival)| count(arrival)).sum()
+    }
+
+    /// Puts the datagrams of each sender together, and calls `use_train` with the trains and their senders, until it returns false; the next
+    /// call goes on with those that are left. Returns whether it went on to the last.
+    pub(super) fn each_train(
+        &mut self,
+        mut use_train: impl FnMut(Train<'_>, Option<SocketAddr>) -> bool,
+    ) -> bool {
         let bytes = |at: usize, arrival: &ReceivedMessage| {
             let begin = at * PLACE_BYTES;
             IoSlice::new(&self.room[begin..begin + arrival.bytes])
         };
-        let mut is_used = [false; ARRIVALS_MAX];
         for (first, arrival) in self.arrivals.iter().enumerate() {
-            if is_used[first] {
+            let is_used = |used: u32, at: usize| used & (1 << at) != 0;
+            if is_used(self.used, first) {
                 continue;
             }
+            self.used |= 1 << first;
             let mut parts = [IoSlice::new(&[]); ARRIVALS_MAX];
             parts[0] = bytes(first, arrival);
             let mut count = 1;
             let segment = arrival.segment.unwrap_or(arrival.bytes).max(1);
             let mut train = Train { parts: &[], bytes: arrival.bytes, segment };
             for (at, next) in self.arrivals.iter().enumerate().skip(first + 1) {
-                if next.from != arrival.from || is_used[at] {
+                if next.from != arrival.from || is_used(self.used, at) {
                     continue;
                 }
                 if !train.takes(next) {
                     // Nothing that the sender has sent later may go before it.
                     break;
                 }
-                is_used[at] = true;
+                self.used |= 1 << at;
                 parts[count] = bytes(at, next);
                 count += 1;
                 train.bytes += next.bytes;
             }
-            use_train(Train { parts: &parts[..count], ..train }, arrival.from);
+            if !use_train(Train { parts: &parts[..count], ..train }, arrival.from) {
+                return false;
+            }
         }
+        true
     }
 }
 
@@ -140,10 +172,11 @@ impl TrainSocket {
         &self.socket
     }
 
-    /// Receives what is there, without waiting: at most one message where the network is simulated. If it is fewer than could be, the socket counts
-    /// as not readable until something arrives.
-    pub(super) fn try_receive(&self, arrivals: &mut Arrivals) -> io::Result<()> {
+    /// Receives what is there, at most `max` messages, without waiting: one where the network is simulated. If it is fewer than could be, the socket
+    /// counts as not readable until something arrives. What `arrivals` had is gone.
+    pub(super) fn try_receive(&self, arrivals: &mut Arrivals, max: usize) -> io::Result<()> {
         arrivals.arrivals.clear();
+        arrivals.used = 0;
         if self.is_simulated {
             // One that is connected does not tell the sender.
             let room = &mut arrivals.room;
@@ -156,11 +189,12 @@ impl TrainSocket {
             arrivals.arrivals.push(ReceivedMessage { bytes, segment: None, from });
             return Ok(());
         }
-        let Arrivals { room, arrivals } = arrivals;
+        let Arrivals { room, arrivals, .. } = arrivals;
         let received = self.socket.as_async_fd().try_io(Direction::Read, |socket| {
-            receive_many(socket, room, PLACE_BYTES, arrivals)?;
+            let max = max.min(ARRIVALS_MAX);
+            receive_many(socket, &mut room[..max * PLACE_BYTES], PLACE_BYTES, arrivals)?;
             // An error since the first of them has an edge of its own.
-            if arrivals.len() < ARRIVALS_MAX {
+            if arrivals.len() < max {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             Ok(())
@@ -237,10 +271,12 @@ mod tests {
 
     proptest! {
         /// Goal: the trains hold what has arrived, in the order of each sender, in as few as the kernel allows: all datagrams but the last of a train have
-        /// one length. Method: drawn messages, single and merged, of a few senders and lengths, against those of each sender in a row.
+        /// one length. None is lost if only some are used at a time. Method: drawn messages, single and merged, of a few senders and lengths, against those of each
+        /// sender in a row.
         #[test]
         fn trains_hold_what_each_sender_has_sent(
             drawn in prop::collection::vec((0u16..3, 0usize..4, prop::option::of(2usize..5)), 0..=ARRIVALS_MAX),
+            pieces in 1usize..8,
         ) {
             let mut arrivals = Arrivals::new();
             let mut sent = BTreeMap::<_, Vec<Vec<u8>>>::new();
@@ -260,7 +296,9 @@ mod tests {
             }
             let mut came = BTreeMap::<_, Vec<Vec<u8>>>::new();
             let mut before = BTreeMap::new();
-            arrivals.each_train(|train, from| {
+            let all = sent.values().map(Vec::len).sum::<usize>();
+            let mut used = 0;
+            let mut use_train = |train: Train<'_>, from| {
                 let datagrams: Vec<_> = train.each().map(<[u8]>::to_vec).collect();
                 assert_eq!(train.count(), datagrams.len());
                 let (last, others) = datagrams.split_last().expect("at least one");
@@ -272,8 +310,19 @@ mod tests {
                     last == segment && (1..=segment).contains(&datagrams[0].len()) && datagrams.len() == 1
                 };
                 assert!(!ended.is_some_and(fits));
+                used += datagrams.len();
                 came.entry(from).or_default().extend(datagrams);
-            });
+                used
+            };
+            while !arrivals.is_used_up() {
+                let (mut left, mut now_used) = (pieces, 0);
+                arrivals.each_train(|train, from| {
+                    now_used = use_train(train, from);
+                    left -= 1;
+                    left > 0
+                });
+                prop_assert_eq!(arrivals.left_count(), all - now_used);
+            }
             prop_assert_eq!(came, sent);
         }
     }

@@ -326,7 +326,7 @@ impl UdpRelay {
     pub async fn serve(self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
         let Self { shared, receiving, .. } = self;
         let (shared, mut receiving) = (&shared, Some(receiving));
-        let mut arrivals = Arrivals::new();
+        let mut unsent = Unsent { shared, arrivals: Arrivals::new() };
         let mut draining = shared.draining.subscribe();
         let (_serving, serving) = watch::channel(());
         if shared.targets.names().next().is_some() {
@@ -358,8 +358,11 @@ impl UdpRelay {
                 None => return Ok(()),
                 Some(Either::Right(_)) => {}
                 Some(Either::Left(Ok(()))) => {
-                    if shared.forward_all(&mut arrivals, drain.is_some(), &mut spawn) {
+                    while shared.forward_all(&mut unsent.arrivals, drain.is_some(), &mut spawn) {
                         yield_now().await;
+                        if unsent.arrivals.is_used_up() {
+                            break;
+                        }
                     }
                 }
                 Some(Either::Left(Err(error))) => return Err(error),
@@ -427,25 +430,34 @@ impl UdpShared {
         if receives { self.socket.socket().readable().await } else { std::future::pending().await }
     }
 
-    /// Sends what has come from clients to the upstream. Returns whether more may be there.
+    /// Sends what has come from clients to the upstream, for some time. What is left in `arrivals` comes first in the next call. Returns whether more
+    /// may be there.
     fn forward_all(
         self: &Arc<Self>,
         arrivals: &mut Arrivals,
         is_draining: bool,
         spawn: &mut impl FnMut(ConnectionTask),
     ) -> bool {
-        receive_all(&self.socket, arrivals, |received| {
-            match received {
-                Ok(arrivals) => arrivals.each_train(|train, client| {
-                    if let Some(client) = client {
-                        self.forward(client, train, is_draining, spawn);
-                    }
-                }),
+        let end = self.server.now() + POLL_TIME;
+        let mut left = ARRIVALS_MAX;
+        loop {
+            let is_in_time = arrivals.each_train(|train, client| {
+                if let Some(client) = client {
+                    self.forward(client, train, is_draining, spawn);
+                }
+                self.server.now() < end
+            });
+            if !is_in_time || left == 0 {
+                return true;
+            }
+            match self.socket.try_receive(arrivals, ARRIVALS_MAX) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 // An error about a datagram to a client that is gone.
                 Err(_) => self.counters.unreachable.add(1),
             }
-            true
-        })
+            left = left.saturating_sub(arrivals.len().max(1));
+        }
     }
 
     /// Sends a client's datagrams to the upstream, in its session.
@@ -615,20 +627,29 @@ impl UdpShared {
         Ok(TrainSocket::new(upstream, self.server.is_virtual()))
     }
 
-    /// Sends the upstream's available datagrams to the client. Returns whether more may be there.
+    /// Sends the upstream's available datagrams to the client, for some time. Returns whether more may be there.
     fn back(&self, session: &Arc<UdpSession>) -> bool {
-        let free = || self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = free().pop();
+        let kept = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut arrivals = kept.unwrap_or_else(Arrivals::new);
-        let has_more = receive_all(&session.upstream, &mut arrivals, |received| {
-            let arrivals = match received {
-                Ok(arrivals) => arrivals,
-                Err(error) => return !self.note_unreachable(session, &error),
-            };
-            session.touch(self.server.now());
+        let has_more = self.back_all(session, &mut arrivals);
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(arrivals);
+        has_more
+    }
+
+    fn back_all(&self, session: &Arc<UdpSession>, arrivals: &mut Arrivals) -> bool {
+        let end = self.server.now() + POLL_TIME;
+        for _ in 0..ARRIVALS_MAX / ANSWERS_MAX {
+            match session.upstream.try_receive(arrivals, ANSWERS_MAX) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if self.note_unreachable(session, &error) => return false,
+                Err(_) => continue,
+            }
+            let now = self.server.now();
+            session.touch(now);
             let health = &session.used.target.health;
-            health.note_reached(|| self.server.now());
-            health.note_answered(|| self.server.now());
+            health.note_reached(|| now);
+            health.note_answered(|| now);
             session.is_answered.store(true, Ordering::Relaxed);
             arrivals.each_train(|train, _| {
                 let (count, bytes, _) = self.socket.try_send(train, Some(session.client));
@@ -636,11 +657,13 @@ impl UdpShared {
                 self.counters.bytes_down.add(bytes as u64);
                 session.bytes_down.add(bytes as u64);
                 self.counters.dropped.add((train.count() - count) as u64);
+                true
             });
-            true
-        });
-        free().push(arrivals);
-        has_more
+            if self.server.now() >= end {
+                break;
+            }
+        }
+        true
     }
 
     /// Records that a session's target cannot be reached. Returns whether that ends the session, since there are other targets.
@@ -728,25 +751,22 @@ impl UdpShared {
     }
 }
 
-/// Receives as many messages as one call can, errors included, and calls `use_all` with them until it returns false. Returns whether more may be
-/// there: one poll should not take long.
-fn receive_all(
-    socket: &TrainSocket,
-    arrivals: &mut Arrivals,
-    mut use_all: impl FnMut(io::Result<&Arrivals>) -> bool,
-) -> bool {
-    let mut left = ARRIVALS_MAX;
-    while left > 0 {
-        let received = socket.try_receive(arrivals);
-        if matches!(&received, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
-            return false;
-        }
-        left = left.saturating_sub(arrivals.len().max(1));
-        if !use_all(received.map(|()| &*arrivals)) {
-            return false;
-        }
+/// A poll sends no train after this time. Beside polls of 75 µs the scheduler keeps a thread in the poller, which each datagram would wake.
+const POLL_TIME: Duration = Duration::from_micros(40);
+
+/// The most messages that a session receives at once: all of them are sent before its poll ends.
+const ANSWERS_MAX: usize = 16;
+
+/// Datagrams that were received and not sent yet. Those that are dropped with it are counted.
+struct Unsent<'a> {
+    shared: &'a UdpShared,
+    arrivals: Arrivals,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        self.shared.counters.dropped.add(self.arrivals.left_count() as u64);
     }
-    true
 }
 
 impl UdpSession {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::links::LinkPace;
 use super::peers::RelayPeer;
 use crate::report::Subject;
 
@@ -104,6 +105,15 @@ impl RelayMeasure {
                 | Self::Tls { .. }
                 | Self::Datagrams { .. }
         )
+    }
+
+    /// The links between source, relay and sink, unless they use loopback.
+    pub(super) const fn links(self) -> Option<LinkPace> {
+        match self {
+            Self::FramedLatency => Some(LinkPace::Gigabit),
+            Self::Datagrams { .. } => Some(LinkPace::Unbounded),
+            _ => None,
+        }
     }
 
     /// Whether the relay ends TLS.

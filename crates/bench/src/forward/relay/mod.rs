@@ -14,7 +14,10 @@
 //! Throughput: the same programs and cores; each connection has a stream. *Question*: how many gigabytes are there in a second? *Prediction*:
 //! a relay copies each byte twice, the source once and the sink, which discards, never; so the relay's core is the limit.
 //!
-//! Datagrams: the same, one way, with 32 of 64 bytes under way from one client or several. Root runs these relays as the user 65534, which has no
+//! Datagrams: the same programs and cores, one way, with 32 of 64 bytes under way from one client or several, over two veth pairs between network
+//! namespaces. The source writes frames to its interface (a packet socket's ring), as a network card of the relay's would get them from many hosts, so that it is
+//! faster than any relay; what the kernel does with a frame until it is in the relay's queue runs on the source's core, and until it is in the sink's queue on the
+//! relay's. Without a relay the kernel of the namespace in the middle forwards. Root runs these relays as the user 65534, which has no
 //! privileges: the goal of 400 000 a second is one for such relays.
 //!
 //! TLS: the same programs with one certificate (ECDSA P-256), TLS 1.3 and AES-128-GCM, whole handshakes. The sink sends what it can in
@@ -210,10 +213,7 @@ impl Case for RelayMeasurement {
         turn: &Turn<'_>,
     ) -> Result<Repetition, BenchError> {
         turn.shows(format!("{} {measure:?}", kind.subject()));
-        let links = match measure {
-            RelayMeasure::FramedLatency => Some(links::RelayLinks::make()?),
-            _ => None,
-        };
+        let links = measure.links().map(links::RelayLinks::make).transpose()?;
         let topology = RelayTopology::choose(links.as_ref(), measure.is_apart())
             .map_err(BenchError::io("relay", "finding a free port"))?;
         let target = if kind == RelayKind::Direct { topology.sink } else { topology.relay };

@@ -1,11 +1,12 @@
 //! Other relays, and how they are started.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child as Process, Stdio, id};
+use std::process::{Child as Process, Command, Stdio, id};
 
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, geteuid, kill_process_group};
@@ -15,8 +16,8 @@ use super::kind::{RelayKind, RelayMeasure};
 use super::programs::{self, CERTIFICATE, RelayProgram, RelayService};
 use super::serve::RelayRole;
 use super::topology::RelayTopology;
-use crate::error::{BenchError, Missing};
-use crate::host::{allowed, pin};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{allowed, enter, pin};
 use crate::process::Child;
 
 /// A user without privileges, and its group.
@@ -149,6 +150,16 @@ fn give_to_nobody(folder: &Path) -> std::io::Result<()> {
     chown(folder, Some(NOBODY), Some(NOBODY))
 }
 
+/// Starts a program in a network namespace.
+fn spawn_in(namespace: &Path, command: &mut Command) -> Result<std::io::Result<Process>, Failure> {
+    let doing = "looking up this thread's network namespace";
+    let own = File::open("/proc/thread-self/ns/net").map_err(Failure::io(doing))?;
+    enter(namespace)?;
+    let started = command.spawn();
+    enter(Path::new(&format!("/proc/self/fd/{}", own.as_raw_fd())))?;
+    Ok(started)
+}
+
 fn run(
     program: RelayProgram,
     service: RelayService,
@@ -175,7 +186,10 @@ fn run(
     if let Some(core) = topology.relay_core {
         pin(&[core]).map_err(failed)?;
     }
-    let started = command.spawn();
+    let started = match &topology.middle {
+        None => command.spawn(),
+        Some(namespace) => spawn_in(namespace, &mut command).map_err(failed)?,
+    };
     pin(&before).map_err(failed)?;
     match started {
         Ok(process) => {

@@ -20,12 +20,12 @@ pub(super) struct RelayTopology {
 }
 
 impl RelayTopology {
-    /// Over `links`, or over loopback: all on one core, or the relay apart, if there are two.
+    /// Over `links`, or over loopback. The relay is apart, if there are two cores; otherwise all are on one core, or over links on any.
     pub(super) fn choose(links: Option<&RelayLinks>, is_apart: bool) -> std::io::Result<Self> {
+        let cores = allowed();
+        let core = cores.first().copied();
+        let relay_core = if is_apart { cores.last().copied() } else { core };
         let Some(links) = links else {
-            let cores = allowed();
-            let core = cores.first().copied();
-            let relay_core = if is_apart { cores.last().copied() } else { core };
             let (sink, relay) = (free()?, free()?);
             return Ok(Self { sink, relay, core, relay_core, ends: None, middle: None });
         };
@@ -34,8 +34,8 @@ impl RelayTopology {
         Ok(Self {
             sink: (SINK, 7000).into(),
             relay: (RELAY, 7001).into(),
-            core: None,
-            relay_core: None,
+            core: core.filter(|_| is_apart),
+            relay_core: relay_core.filter(|_| is_apart),
             ends: Some([source, sink]),
             middle: Some(middle),
         })
