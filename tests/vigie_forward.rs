@@ -32,6 +32,8 @@ mod paths;
 mod reference;
 #[path = "vigie_forward/reload.rs"]
 mod reload;
+#[path = "vigie_forward/restore.rs"]
+mod restore;
 #[path = "vigie_forward/service.rs"]
 mod service;
 #[path = "vigie_forward/stats_socket.rs"]

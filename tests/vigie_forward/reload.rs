@@ -20,7 +20,11 @@ use crate::{
 
 /// Sends back what comes, behind one byte of its own, on each connection until the process ends.
 pub(crate) fn marked_echo(mark: u8) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    marked_echo_at("127.0.0.1:0", mark)
+}
+
+pub(crate) fn marked_echo_at(at: &str, mark: u8) -> SocketAddr {
+    let listener = TcpListener::bind(at).expect("a port");
     let address = listener.local_addr().expect("bound");
     thread::spawn(move || {
         for stream in listener.incoming() {
