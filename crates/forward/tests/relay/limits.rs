@@ -1,15 +1,22 @@
 //! Limits: connections, descriptors, slow receivers.
 
-use std::{io, time::Duration};
+use std::{io, os::fd::OwnedFd, time::Duration};
 
+use rustix::{
+    pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with},
+    process::Uid,
+    thread::set_thread_res_uid,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::TcpListener;
+use vigie_forward::relay::Transfer;
 use vigie_runtime::time;
 
 use crate::{
     Serving, echo, exchange,
     kit::{
         child::{command_in, role},
+        skip::skip,
         speaker::Speaker,
     },
     local, pattern, run, tcp,
@@ -147,4 +154,55 @@ fn ten_thousand_connections_and_few_descriptors() {
         assert!(child.finish().success());
         Ok(())
     });
+}
+
+/// Pipes of a user whose limit is used up: further ones are of 8 KiB.
+fn fill_pipe_limit() -> Option<Vec<(OwnedFd, OwnedFd)>> {
+    let mut pipes = Vec::new();
+    while pipes.len() < 10_000 {
+        let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC).expect("two descriptors");
+        if fcntl_getpipe_size(&inlet).expect("a pipe") < 64 << 10 {
+            return Some(pipes);
+        }
+        // The last ones stay as they are.
+        let _ = fcntl_setpipe_size(&inlet, 1 << 20);
+        pipes.push((outlet, inlet));
+    }
+    None
+}
+
+/// Goal: a stream is copied, byte for byte, while the kernel gives only pipes through which splicing would cost more, and spliced as soon as it gives
+/// others. Method: a user without rights whose pages for pipes are used up, and then freed.
+#[test]
+fn small_pipes_are_not_used() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("small_pipes_are_not_used", "root, to be another user");
+    }
+    // Of this user alone, whose pipes count together. The runtime's threads are made by this one, and are the user's, too.
+    let user = Uid::from_raw(1_000_000 + std::process::id());
+    let tested = std::thread::spawn(move || {
+        set_thread_res_uid(user, user, user).expect("this is root");
+        let Some(mut hoard) = fill_pipe_limit() else {
+            return skip("small_pipes_are_not_used", "/proc/sys/fs/pipe-user-pages-soft");
+        };
+        run(async {
+            let upstream = echo().await?;
+            let relayed = async || {
+                let relay = Serving::start(tcp(upstream).transfer(Transfer::Splice));
+                let bytes = pattern(3, 4 << 20);
+                assert!(exchange(relay.connect().await?, bytes.clone()).await? == bytes);
+                relay.until(|stats| stats.finished == 1).await;
+                let stats = relay.handle.stats();
+                assert_eq!(stats.bytes_copied + stats.bytes_spliced, 8 << 20);
+                io::Result::Ok(stats)
+            };
+            let stats = relayed().await?;
+            assert!(stats.bytes_spliced == 0 && stats.pipes_missing > 0, "{stats:?}");
+            hoard.clear();
+            // A process that another test starts may have copies for a moment.
+            while relayed().await?.bytes_spliced == 0 {}
+            Ok(())
+        });
+    });
+    tested.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked));
 }
