@@ -14,6 +14,7 @@ mod ends;
 mod framed;
 mod handover;
 mod limits;
+mod own_listener;
 mod proxy;
 mod retries;
 mod streams;
