@@ -176,7 +176,7 @@ async fn connect_once(
     drop(reserved);
     let mut pause = RETRY_FIRST;
     let upstream = loop {
-        match connect_to(shared, &target.address).await {
+        match connect_to(shared, target).await {
             Ok(upstream) => break upstream,
             // Another connection may end; a Unix listener may accept earlier ones.
             Err(error)
@@ -198,13 +198,26 @@ async fn connect_once(
     Ok(upstream)
 }
 
-/// Connects to an address that is not the relay's own.
-pub(super) async fn connect_to(shared: &RelayShared, address: &Endpoint) -> io::Result<Connection> {
-    let server = &shared.resources.server;
-    if let (Some(own), Some(target)) = (shared.own_address, address.address()) {
-        own_listener::refuse(server, own, target)?;
+/// Connects to a target, unless the relay itself listens there.
+pub(super) async fn connect_to(
+    shared: &RelayShared,
+    target: &Target<Endpoint>,
+) -> io::Result<Connection> {
+    let (server, address) = (&shared.resources.server, &target.address);
+    let Some((own, to)) = shared.own_address.zip(address.address()) else {
+        return Connection::connect_on(server, address).await;
+    };
+    let depends_on_host = own_listener::depends_on_host(server, own, to)?;
+    if depends_on_host && !target.own_address.admits(to) {
+        return Err(own_listener::refusal(own));
     }
-    Connection::connect_on(server, address).await
+    let connection = Connection::connect_on(server, address).await?;
+    if let (true, Connection::Tcp(stream)) = (depends_on_host, &connection)
+        && !target.own_address.accepts(stream.local_addr()?, to)
+    {
+        return Err(own_listener::refusal(own));
+    }
+    Ok(connection)
 }
 
 /// Sends the header, and begins TLS.

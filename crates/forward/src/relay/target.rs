@@ -18,6 +18,7 @@ use super::{
     counters::Counter,
     endpoint::Endpoint,
     health::{NameHealth, UpstreamHealth},
+    own_listener::OwnAddressCheck,
     upstream::{TargetTls, Upstream, UpstreamAddress},
 };
 
@@ -61,6 +62,8 @@ pub(super) struct Target<A> {
     pub(super) turn: AtomicI64,
     pub(super) counters: TargetCounters,
     pub(super) checks: Mutex<CheckHistory>,
+    /// Of streams.
+    pub(super) own_address: OwnAddressCheck,
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +89,7 @@ impl<A: TargetAddress> Target<A> {
             turn: AtomicI64::new(0),
             counters: TargetCounters::default(),
             checks: Mutex::default(),
+            own_address: OwnAddressCheck::default(),
         }
     }
 }

@@ -617,13 +617,18 @@ impl UdpShared {
     }
 
     fn connect_to(&self, target: &Target<SocketAddr>) -> io::Result<TrainSocket> {
-        own_listener::refuse(&self.server, self.address, target.address)?;
+        let depends_on_host =
+            own_listener::depends_on_host(&self.server, self.address, target.address)?;
         let own: SocketAddr = match target.address {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
         let upstream = UdpSocket::bind_on(&self.server, own)?;
+        // That sends nothing.
         upstream.connect_to(target.address)?;
+        if depends_on_host && own_listener::is_own_end(upstream.local_addr()?, target.address) {
+            return Err(own_listener::refusal(self.address));
+        }
         Ok(TrainSocket::new(upstream, self.server.is_virtual()))
     }
 

@@ -99,7 +99,7 @@ async fn check(shared: &RelayShared, config: &HealthCheckConfig, target: &Target
 
 /// Connects, as for a client, and closes the connection. A target that expects a header gets one that says that there is no client.
 async fn probe(shared: &RelayShared, target: &Target<Endpoint>) -> io::Result<()> {
-    let connection = connect_to(shared, &target.address).await?;
+    let connection = connect_to(shared, target).await?;
     let header = shared.settings.sends_proxy.then_some(ProxyHeader::Local);
     let connection = introduce(shared, target, connection, header).await?;
     match connection {
