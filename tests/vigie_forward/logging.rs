@@ -83,6 +83,8 @@ fn with_each_end(folder: &Folder, sink: &UdpSocket) -> Instance {
             ("messages", any, echo, "framed = 'u32-be'\nmessage_max = 8"),
             ("session", "udp://127.0.0.1:0", datagrams.clone(), "idle = '1ms'"),
             ("refused", "udp://127.0.0.1:0", datagrams, "deny = '127.0.0.0/8'"),
+            // The kernel sends nobody there who has not asked for it.
+            ("nowhere", "udp://127.0.0.1:0", "udp://255.255.255.255:9".to_owned(), ""),
         ],
     );
     let stats = folder.path("stats");
@@ -137,6 +139,12 @@ fn each_connection_has_a_line() {
         assert!(line["error"].is_string(), "{line}");
     }
     assert_eq!(counter(&stats, "denied", "rule: deny 127.0.0.0/8"), 1);
+    let error = line_of(&log, "none", "no_target")["error"].to_string();
+    let tried = report(&stats)["flows"][1]["targets"][0]["target"].clone();
+    let tried = tried.as_str().expect("an address");
+    assert!(error.contains(&format!("{tried}: Connection refused")), "{error}");
+    let said = relay.until("a target cannot be reached");
+    assert!(said.contains(tried), "{said}");
 
     let mut first = connect(relay.address("one"));
     mark(&mut first);
@@ -149,18 +157,23 @@ fn each_connection_has_a_line() {
     line_of(&log, "messages", "malformed");
 
     let client = UdpSocket::bind("127.0.0.1:0").expect("a port");
-    for flow in ["session", "refused"] {
+    for flow in ["session", "refused", "nowhere"] {
         client.send_to(b"hello", relay.address(flow)).expect("it listens");
     }
     let line = line_of(&log, "session", "idle");
     assert_eq!((number(&line["bytes_up"]), number(&line["bytes_down"])), (5, 0), "{line}");
     line_of(&log, "refused", "denied");
     assert_eq!(counter(&stats, "refused", "rule: deny 127.0.0.0/8"), 1);
+    let line = line_of(&log, "nowhere", "refused");
+    assert!(
+        line["error"].to_string().contains("udp://255.255.255.255:9: Permission denied"),
+        "{line}"
+    );
 
     let before = lines(&log).len();
     fs::rename(&log, folder.path("log.1")).expect("it is ours");
     relay.signal(Signal::HUP);
-    relay.until("SIGHUP: flows: 7 unchanged");
+    relay.until("SIGHUP: flows: 8 unchanged");
     assert!(log.exists(), "it is made at once");
     drop(first);
     line_of(&log, "one", "finished");

@@ -1,6 +1,6 @@
 //! The errors that end a relayed connection early.
 
-use std::{io, net::IpAddr, time::Duration};
+use std::{fmt, io, net::IpAddr, time::Duration};
 
 use thiserror::Error;
 
@@ -111,11 +111,12 @@ pub enum RelayError {
     Cut,
 }
 
-fn listed(attempts: &[(Endpoint, io::Error)]) -> String {
+/// Returns the targets that were tried, each with its error.
+pub(super) fn listed(attempts: &[(impl fmt::Display, io::Error)]) -> String {
     if attempts.is_empty() {
         return "no address of any is known".to_owned();
     }
-    let shown = attempts.iter().map(|(endpoint, error)| format!("{endpoint}: {error}"));
+    let shown = attempts.iter().map(|(target, error)| format!("{target}: {error}"));
     shown.collect::<Vec<_>>().join(", ")
 }
 

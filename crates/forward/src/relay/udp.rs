@@ -29,6 +29,7 @@ use super::{
     access::{Access, AccessList, AccessRule, SourcePermit, Sources, access_setters},
     balance::{Balance, Balancer},
     counters::{Counter, counters},
+    error::listed,
     names, own_listener,
     proxy::AddressRange,
     record::{ConnectionEnd, ConnectionObserver, ConnectionRecord, observer_setter},
@@ -597,7 +598,7 @@ impl UdpShared {
         client: SocketAddr,
         now: Instant,
     ) -> io::Result<(TargetUse<SocketAddr>, TrainSocket)> {
-        let mut failed = io::Error::other("there is no target");
+        let mut attempts = Vec::new();
         for target in self.balancer.order(&self.targets.list(), Some(client.ip()), now) {
             // Its answer, or a report of the network, decides a trial.
             let _ = target.availability().choose(now);
@@ -609,11 +610,11 @@ impl UdpShared {
                 Err(error) if is_exhausted(&error) => return Err(error),
                 Err(error) => {
                     target.failed(&error, now);
-                    failed = error;
+                    attempts.push((target.name.clone(), error));
                 }
             }
         }
-        Err(failed)
+        Err(io::Error::other(format!("no target is reachable: {}", listed(&attempts))))
     }
 
     fn connect_to(&self, target: &Target<SocketAddr>) -> io::Result<TrainSocket> {

@@ -63,7 +63,7 @@ fn assert_all_itself(errors: &Errors) {
     let errors = std::mem::take(&mut *errors.lock().unwrap_or_else(PoisonError::into_inner));
     assert!(!errors.is_empty());
     for error in errors {
-        assert!(error.contains("this relay itself listens there"), "{error}");
+        assert!(error.contains("10.9.0.5:7000: this relay itself listens there"), "{error}");
     }
 }
 
