@@ -79,7 +79,7 @@ fn a_reload_keeps_what_is_the_same() {
     folder
         .write("config.toml", &format!("{process}{}{}", flow("new", any, 3), flow("kept", any, 1)));
     instance.signal(Signal::HUP);
-    instance.until("SIGHUP: flows: 1 unchanged, 1 ended, 1 new");
+    instance.until("SIGHUP: flows: 1 unchanged, 1 ended, 1 new, 0 failed (new: new; ended: gone)");
     let new = instance.address("new");
     assert_eq!((mark(&mut on_kept), mark(&mut connect(kept)), mark(&mut connect(new))), (1, 1, 3));
     // Its connection may go on until the end of the drain; there is no new one.
@@ -111,7 +111,7 @@ fn a_reload_keeps_what_is_the_same() {
         );
         instance.said.clear();
         instance.signal(Signal::HUP);
-        instance.until("SIGHUP: flows: 1 unchanged, 1 ended, 1 new");
+        instance.until("SIGHUP: flows: 1 unchanged, 1 ended, 1 new, 0 failed (changed: new)");
         assert_eq!(mark(&mut connect(new)), u8::try_from(to).expect("small"));
         assert_eq!(mark(&mut on_kept), 1);
     }

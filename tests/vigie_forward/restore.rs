@@ -115,7 +115,9 @@ fn a_new_flow_keeps_its_interfaces() {
             instance.signal(Signal::HUP);
             let line = instance.until("keeps the translations of another flow");
             assert!(line.contains("; this flow does not forward"), "{line}");
-            instance.until("SIGHUP: flows: 0 unchanged, 1 ended, 1 new, 1 failed");
+            instance.until(
+                "SIGHUP: flows: 0 unchanged, 1 ended, 1 new, 1 failed (new: wire; ended: router)",
+            );
             assert_down(&metrics, &stats, "router");
             let port = network.echo();
             let caller = beyond.caller();

@@ -1,5 +1,7 @@
 //! SIGHUP: the file is read again, and what has changed in it changes, without I/O.
 
+use std::fmt;
+
 use crate::config::{EndpointUri, FlowConfig, FlowKind, has_port_zero, overlaps};
 
 /// The steps from one configuration to another.
@@ -73,6 +75,52 @@ fn has_listener(one: &FlowConfig, other: &FlowConfig) -> bool {
     own == listen && (one.name == other.name || !has_port_zero(listen))
 }
 
+/// What a reload has changed. It is shown as a count, and by the names of the flows.
+#[derive(Debug, Default)]
+pub(crate) struct ReloadSummary {
+    pub(crate) kept: usize,
+    /// Flows that ended, by name.
+    pub(crate) ended: Vec<String>,
+    /// Flows that began, by name; those that have changed ended, too.
+    pub(crate) begun: Vec<String>,
+    pub(crate) failed: usize,
+}
+
+/// The number of names in each list of a summary.
+const NAMES_MAX: usize = 8;
+
+impl fmt::Display for ReloadSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kept, ended, begun, failed } = self;
+        write!(
+            f,
+            "flows: {kept} unchanged, {} ended, {} new, {failed} failed",
+            ended.len(),
+            begun.len()
+        )?;
+        let of = |all: &[String], other: &[String], is_in: bool| -> Vec<String> {
+            all.iter().filter(|name| other.contains(name) == is_in).cloned().collect()
+        };
+        let mut before = " (";
+        for (what, names) in [
+            ("new", of(begun, ended, false)),
+            ("changed", of(begun, ended, true)),
+            ("ended", of(ended, begun, false)),
+        ] {
+            if names.is_empty() {
+                continue;
+            }
+            let shown = names[..names.len().min(NAMES_MAX)].join(", ");
+            write!(f, "{before}{what}: {shown}")?;
+            if names.len() > NAMES_MAX {
+                write!(f, " and {} more", names.len() - NAMES_MAX)?;
+            }
+            before = "; ";
+        }
+        if before == "; " { f.write_str(")") } else { Ok(()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +189,22 @@ mod tests {
             relay.proxy_send = true;
         }
         assert_eq!(taken(&old, &changed), [from("b"), from("a"), None]);
+    }
+    /// Goal: the summary names what has changed, within a bound. Method: lists by hand, and 30 flows.
+    #[test]
+    fn changes_are_named() {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let (ended, begun) = (names(&["a", "b"]), names(&["b", "c"]));
+        let summary = ReloadSummary { kept: 1, ended, begun, failed: 0 };
+        let text = "flows: 1 unchanged, 2 ended, 2 new, 0 failed (new: c; changed: b; ended: a)";
+        assert_eq!(summary.to_string(), text);
+        let nothing = ReloadSummary { kept: 3, failed: 1, ..ReloadSummary::default() };
+        assert_eq!(nothing.to_string(), "flows: 3 unchanged, 0 ended, 0 new, 1 failed");
+        let ended = (0..30).map(|number| format!("f{number}")).collect();
+        let summary = ReloadSummary { ended, ..ReloadSummary::default() }.to_string();
+        assert!(
+            summary.ends_with(" (ended: f0, f1, f2, f3, f4, f5, f6, f7 and 22 more)"),
+            "{summary}"
+        );
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     config::{self, FlowConfig, Process},
     flow::{self, FlowError, Listener, Prepared},
     journal::log,
-    reload::{NewFlow, ReloadPlan, excludes, plan},
+    reload::{NewFlow, ReloadPlan, ReloadSummary, excludes, plan},
     stats::ReloadReport,
 };
 
@@ -53,16 +53,15 @@ impl Instance {
             Err(error) => return self.refuse(vec![error.to_string().trim_end().to_owned()], 0),
         };
         let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
-        let begin_count = begins.len();
+        let mut begun: Vec<_> = begins.iter().map(|one| one.flow.name.clone()).collect();
         let next = match self.set_up(begins).await {
             Ok(next) => next,
             Err(problems) => {
                 let failed = problems.len();
                 self.refuse(problems, failed);
-                let all = self.source.config.flows.len();
-                return log(format!(
-                    "SIGHUP: flows: {all} unchanged, 0 ended, 0 new, {failed} failed"
-                ));
+                let kept = self.source.config.flows.len();
+                let summary = ReloadSummary { kept, failed, ..ReloadSummary::default() };
+                return log(format!("SIGHUP: {summary}"));
             }
         };
         // Its place cannot change any more once it is open.
@@ -98,13 +97,11 @@ impl Instance {
             }
         }
         let failed_count = failed.len();
+        begun.retain(|name| failed.iter().all(|(new, _)| new.flow.name != *name));
         let (problems, restored) = self.restore_all(failed, &before).await;
         self.leave_tables();
-        let (ended, begun) =
-            (ends.len().saturating_sub(restored), begin_count.saturating_sub(failed_count));
-        log(format!(
-            "SIGHUP: flows: {kept} unchanged, {ended} ended, {begun} new, {failed_count} failed"
-        ));
+        let ended = ends.into_iter().filter(|name| !restored.contains(name)).collect();
+        log(format!("SIGHUP: {}", ReloadSummary { kept, ended, begun, failed: failed_count }));
         self.report_reload(problems, failed_count);
     }
 
@@ -184,35 +181,35 @@ impl Instance {
         }
     }
 
-    /// Begins the flows again that ended for those that have failed. Returns what has happened, and their number.
+    /// Begins the flows again that ended for those that have failed. Returns what has happened, and their names.
     async fn restore_all(
         &mut self,
         failed: Vec<(NewFlow, InstanceError)>,
         before: &[FlowConfig],
-    ) -> (Vec<String>, usize) {
+    ) -> (Vec<String>, Vec<String>) {
         // They are tried again by the next SIGHUP.
         let has_failed =
             |flow: &FlowConfig| failed.iter().any(|(new, _)| new.flow.name == flow.name);
         self.source.config.flows.retain(|flow| !has_failed(flow));
-        let (mut problems, mut restored) = (Vec::new(), 0);
+        let (mut problems, mut restored) = (Vec::new(), Vec::new());
         for (new, error) in failed {
-            let (problem, count) = self.restore(&new, &error, before).await;
+            let (problem, names) = self.restore(&new, &error, before).await;
             log(format!("SIGHUP: {problem}"));
             problems.push(problem);
-            restored += count;
+            restored.extend(names);
         }
         (problems, restored)
     }
 
-    /// Begins the flows again that ended for one that has failed. Returns what has happened, and their number.
+    /// Begins the flows again that ended for one that has failed. Returns what has happened, and their names.
     async fn restore(
         &mut self,
         failed: &NewFlow,
         error: &InstanceError,
         before: &[FlowConfig],
-    ) -> (String, usize) {
+    ) -> (String, Vec<String>) {
         let name = &failed.flow.name;
-        let (mut said, mut count) = (error.to_string(), 0);
+        let (mut said, mut names) = (error.to_string(), Vec::new());
         for old in before {
             let is_needed = old.name == *name
                 || failed.waits_for.contains(&old.name)
@@ -222,7 +219,7 @@ impl Instance {
             if !is_needed || is_taken {
                 continue;
             }
-            count += 1;
+            names.push(old.name.clone());
             self.source.config.flows.push(old.clone());
             match self.begin_again(old, ATTEMPTS).await {
                 Ok(()) => said += &format!("; flow `{}` goes on as before", old.name),
@@ -236,11 +233,11 @@ impl Instance {
                 }
             }
         }
-        if count == 0 {
+        if names.is_empty() {
             self.shared.down.borrow_mut().insert(name.clone());
             said += "; this flow does not forward";
         }
-        (said, count)
+        (said, names)
     }
 
     /// Begins a flow beside others. A port that is in use is tried for so many times.
