@@ -23,6 +23,22 @@ pub(crate) fn get(mut stream: impl Read + Write, request: &str) -> (String, Stri
     (head.to_owned(), body.to_owned())
 }
 
+/// Makes sure that each metric says what it counts, and not only its name.
+#[track_caller]
+pub(crate) fn assert_explained(text: &str) {
+    let helps: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# HELP ")).collect();
+    assert_eq!(helps.len(), text.matches("# TYPE ").count(), "{text}");
+    for help in helps {
+        let (name, help) = help.split_once(' ').expect("a help");
+        let is_new = |word: &&str| word.len() > 2 && !name.contains(&word.to_lowercase());
+        let words = help.split(|letter: char| !letter.is_alphanumeric());
+        assert!(
+            words.filter(is_new).count() > 1 && !help.contains("The counter `"),
+            "{name}: {help}"
+        );
+    }
+}
+
 /// Goal: the counters of a relay and of its target are served, and its health changes when it drains. Method: a connection, before and
 /// during a drain; what is not there or not asked by GET.
 #[test]
@@ -40,6 +56,7 @@ fn metrics_and_health_are_served() {
     let (head, text) = get(connect(at), "GET /metrics");
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    assert_explained(&text);
     for sample in [
         "vigie_forward_accepted_total{flow=\"relay\"} 1",
         "vigie_forward_active{flow=\"relay\"} 1",

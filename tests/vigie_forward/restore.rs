@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::{
     instance::{BOUND, Folder, report},
-    metrics::get,
+    metrics::{assert_explained, get},
     network::{Host, SERVER, call, calls_through, with_network},
     reload::{ask_over, marked_echo_at},
 };
@@ -134,6 +134,9 @@ fn a_new_flow_keeps_its_interfaces() {
             let there = beyond.echo();
             let from = call(&reached, "10.4.0.2", there);
             assert!(from.starts_with("10.4.0.9:"), "{from}");
+            // Of translations and of a wire.
+            let stream = UnixStream::connect(&metrics).expect("it listens");
+            assert_explained(&get(stream, "GET /metrics").1);
             assert_eq!(instance.end().code(), 0);
         }
     });

@@ -8,6 +8,7 @@ use std::{
     fmt::Write,
 };
 
+use super::help;
 use crate::stats::{FlowReport, HopReport, InstanceReport, TargetReport};
 
 /// Counters of `stats` that go down, too.
@@ -18,31 +19,34 @@ const GAUGES: [&str; 4] =
 pub(super) fn text(report: &InstanceReport) -> String {
     let mut families = Families::default();
     let seconds = report.uptime_ms / 1000;
-    families.gauge("uptime_seconds", "Time since the start.", &[], seconds);
+    families.gauge("uptime_seconds", "Seconds since the process started.", &[], seconds);
     let is_draining = u64::from(report.is_draining());
-    families.gauge("draining", "Whether no new connections are accepted.", &[], is_draining);
+    let help = "1 while the process drains and accepts no new connections, otherwise 0.";
+    families.gauge("draining", help, &[], is_draining);
     let reload = &report.reload;
-    let help = "Whether all flows of the file began at the last reload; 1 if there was none.";
+    let help =
+        "1 if all flows of the file began at the last reload, or there was none, otherwise 0.";
     families.gauge("last_reload_successful", help, &[], u64::from(reload.has_succeeded));
     let help = "Flows that could not begin at the last reload.";
     families.gauge("reload_failed_flows", help, &[], reload.failed_flows);
     let down = u64::try_from(report.down.len()).unwrap_or(u64::MAX);
-    families.gauge("flows_down", "Flows that should forward, and do not.", &[], down);
+    families.gauge("flows_down", "Flows that are configured and do not forward now.", &[], down);
     if let Some(routes) = &report.routes {
-        let messages = "Messages of the kernel that could not be read.";
-        families.gauge("routes", "Routes of the kernel.", &[], routes.routes);
-        families.gauge("neighbours", "Neighbours of the kernel.", &[], routes.neighbours);
-        families.counter(
-            "route_dumps",
-            "Times the kernel was asked again.",
-            &[],
-            routes.asked_again,
-        );
+        let messages = "Messages of the kernel about routes that could not be parsed.";
+        let known = "Routes in the kernel's tables that flows follow, now.";
+        families.gauge("routes", known, &[], routes.routes);
+        let near = "Neighbours (ARP, NDP) that the kernel knows now.";
+        families.gauge("neighbours", near, &[], routes.neighbours);
+        let again =
+            "Times that the kernel was asked for all routes again, as changes may be silent.";
+        families.counter("route_dumps", again, &[], routes.asked_again);
         families.counter("route_messages_unreadable", messages, &[], routes.unreadable);
     }
     if let (Some(written), Some(lost)) = (report.log_lines_written, report.log_lines_lost) {
-        families.counter("log_lines_written", "Lines of the log.", &[], written);
-        families.counter("log_lines_lost", "Lines that were not written.", &[], lost);
+        let help = "Lines written to the log of connections and translations.";
+        families.counter("log_lines_written", help, &[], written);
+        let help = "Lines of the log of connections and translations that could not be written.";
+        families.counter("log_lines_lost", help, &[], lost);
     }
     // After a reload, a flow that drains may have the name of one that runs, which comes first: its counters begin anew.
     let (mut seen, mut described) = (BTreeSet::new(), BTreeSet::new());
@@ -104,37 +108,55 @@ impl Families {
             ("side", side),
             ("state", state),
         ];
-        self.gauge("flow_info", "A flow, as `stats` shows it.", &labels, 1);
+        self.gauge(
+            "flow_info",
+            "Always 1; the labels describe the flow, as `stats` does.",
+            &labels,
+            1,
+        );
     }
 
     fn flow(&mut self, flow: &FlowReport) {
         let of_flow = [("flow", flow.name.as_str())];
         let counters = [
-            ("flow_units", "Packets or connections.", flow.units),
-            ("flow_bytes", "Bytes forwarded.", flow.bytes),
-            ("flow_dropped", "All that was dropped, refused or cut.", flow.dropped),
-            ("flow_migrations", "Moves between host and interface.", flow.migrations),
+            ("flow_units", "Packets sent, datagrams relayed, or connections accepted.", flow.units),
+            ("flow_bytes", "Bytes forwarded, in both directions.", flow.bytes),
+            (
+                "flow_dropped",
+                "Packets, datagrams or connections dropped, refused or cut, for any reason.",
+                flow.dropped,
+            ),
+            (
+                "flow_migrations",
+                "Moves of the flow between host and network interface.",
+                flow.migrations,
+            ),
         ];
         for (name, help, value) in counters {
             self.counter(name, help, &of_flow, value);
         }
         for (name, value) in &flow.counters {
-            let help = format!("The counter `{name}` of `vigie-forward stats`.");
+            let help = help_of(name);
             match name.split_once(": ") {
                 _ if GAUGES.contains(&name.as_str()) => self.gauge(name, &help, &of_flow, *value),
                 Some(("dropped", reason)) => {
                     let labels = [of_flow[0], ("reason", reason)];
-                    self.counter("dropped", "Packets dropped, by reason.", &labels, *value);
+                    self.counter(
+                        "dropped",
+                        "Packets or datagrams dropped, by reason.",
+                        &labels,
+                        *value,
+                    );
                 }
                 // Of datagrams: beside the reasons of packets, it has one, too.
                 None if name == "dropped" => {
                     let labels = [of_flow[0], ("reason", "no room to send")];
-                    self.counter(name, "Packets dropped, by reason.", &labels, *value);
+                    self.counter(name, "Packets or datagrams dropped, by reason.", &labels, *value);
                 }
                 Some(("rule", rule)) => {
                     let (action, what) = rule.split_once(' ').unwrap_or((rule, ""));
                     let labels = [of_flow[0], ("action", action), ("match", what)];
-                    let help = "Times that a rule decided: connections, sessions, translations.";
+                    let help = "Connections, sessions or translations that the rule decided.";
                     self.counter("rule_hits", help, &labels, *value);
                 }
                 // The sum of others.
@@ -142,7 +164,7 @@ impl Families {
                 None if name.starts_with("tls_") => self.handshakes(&of_flow[0], name, *value),
                 Some((side @ ("host" | "nic"), what)) => {
                     let labels = [of_flow[0], ("side", side)];
-                    let help = format!("The counters `{what}` of host and interface.");
+                    let help = help_of(what);
                     self.counter(&format!("side_{what}"), &help, &labels, *value);
                 }
                 _ => self.counter(name, &help, &of_flow, *value),
@@ -164,9 +186,14 @@ impl Families {
         {
             let of_hop = [("flow", flow), ("interface", &of.interface), ("gateway", &gateway)];
             let labels = [of_hop[0], of_hop[1], of_hop[2], ("side", side)];
-            let help = "Packets to a hop of routes with several.";
+            let help = "Packets sent to a hop of routes that have several.";
             self.counter("hop_packets", help, &labels, packets);
-            self.counter("hop_bytes", "Bytes of these packets.", &labels, bytes);
+            self.counter(
+                "hop_bytes",
+                "Bytes of packets sent to a hop of routes that have several.",
+                &labels,
+                bytes,
+            );
         }
     }
 
@@ -175,24 +202,51 @@ impl Families {
         let side = [("client", "tls_clients_"), ("upstream", "tls_upstreams_")];
         let found = side.iter().find_map(|(side, start)| Some((side, name.strip_prefix(start)?)));
         let Some((side, result)) = found else {
-            let help = format!("The counter `{name}` of `vigie-forward stats`.");
-            return self.counter(name, &help, &[*of_flow], value);
+            return self.counter(name, &help_of(name), &[*of_flow], value);
         };
         let labels = [*of_flow, ("side", side), ("result", result)];
-        self.counter("tls_handshakes", "Handshakes of TLS, by result.", &labels, value);
+        self.counter(
+            "tls_handshakes",
+            "TLS handshakes with clients or targets that have ended, by result.",
+            &labels,
+            value,
+        );
     }
 
     fn target(&mut self, flow: &str, of: &TargetReport) {
         let host = of.host.as_deref().unwrap_or_default();
         let labels = [("flow", flow), ("target", of.target.as_str()), ("host", host)];
         let is_used = u64::from(matches!(of.state.as_str(), "available" | "on trial"));
-        self.gauge("target_available", "Whether connections use it in its turn.", &labels, is_used);
-        self.gauge("target_weight", "Its share.", &labels, of.weight.into());
-        self.gauge("target_active", "Open connections, or sessions.", &labels, of.active);
+        self.gauge(
+            "target_available",
+            "1 if connections use the target in its turn, 0 while they avoid it.",
+            &labels,
+            is_used,
+        );
+        self.gauge(
+            "target_weight",
+            "Share of connections, relative to the other targets of the flow.",
+            &labels,
+            of.weight.into(),
+        );
+        self.gauge(
+            "target_active",
+            "Connections, or sessions of datagrams, that are open to the target now.",
+            &labels,
+            of.active,
+        );
         for (name, help, value) in [
-            ("target_connections", "Connections made to it, or sessions.", of.connections),
-            ("target_failures", "Failed attempts to reach it.", of.failures),
-            ("target_checks_failed", "Failed checks.", of.checks_failed),
+            (
+                "target_connections",
+                "Connections made to the target, or sessions of datagrams.",
+                of.connections,
+            ),
+            (
+                "target_failures",
+                "Failed attempts to reach the target, or reports that a datagram did not.",
+                of.failures,
+            ),
+            ("target_checks_failed", "Health checks of the target that failed.", of.checks_failed),
         ] {
             self.counter(name, help, &labels, value);
         }
@@ -209,6 +263,12 @@ impl Families {
         }
         text
     }
+}
+
+/// Returns what a counter of `stats` counts.
+fn help_of(name: &str) -> String {
+    help::of(name)
+        .map_or_else(|| format!("The counter `{name}` of `vigie-forward stats`."), str::to_owned)
 }
 
 /// Returns a name of letters, digits and underscores.

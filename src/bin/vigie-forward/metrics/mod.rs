@@ -1,6 +1,7 @@
 //! Metrics and health over HTTP: `/metrics` for Prometheus, `/health` for load balancers and orchestrators.
 
 mod exposition;
+mod help;
 
 use std::{convert::Infallible, future, io, os::fd::OwnedFd, rc::Rc, sync::Arc, time::Duration};
 

@@ -1,5 +1,14 @@
+use vigie::forward::relay::{RelayStats, UdpRelayStats};
+
 use super::*;
 use crate::stats::{FORMAT_VERSION, ReloadReport, RoutesReport};
+
+/// Returns whether a help is a sentence that says more than the name does.
+fn explains(name: &str, help: &str) -> bool {
+    let words = help.split(|letter: char| !letter.is_alphanumeric());
+    let new = words.filter(|word| word.len() > 2 && !name.contains(&word.to_lowercase()));
+    new.count() >= 2 && help.ends_with('.') && !help.starts_with("The counter `")
+}
 
 /// Checks a text as `promtool check metrics` does: each family is declared once, with a kind and a help, before its samples, which
 /// are together; names and labels are possible ones; a counter ends in `_total`, and nothing else does; no sample occurs twice.
@@ -16,7 +25,7 @@ fn checked(text: &str) -> BTreeMap<String, f64> {
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             let (name, help) = rest.split_once(' ').expect("a help");
-            assert!(helps.insert(name) && !help.is_empty(), "{line}");
+            assert!(helps.insert(name) && explains(name, help), "{line}");
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').expect("a kind");
             assert!(helps.contains(name) && ["counter", "gauge"].contains(&kind), "{line}");
@@ -207,4 +216,15 @@ fn handshakes_are_one_family() {
         assert_eq!(samples.get(sample), Some(&value), "{sample}");
     }
     assert!(samples.keys().all(|sample| !sample.contains("clients_failed")), "{samples:?}");
+}
+
+/// Goal: each counter of relays has a help of its own. Method: all counters of both kinds.
+#[test]
+fn counters_of_relays_are_explained() {
+    let streams: Vec<_> = RelayStats::default().named().collect();
+    let datagrams: Vec<_> = UdpRelayStats::default().named().collect();
+    let samples = checked(&text(&report(vec![flow("tcp", &streams), flow("udp", &datagrams)])));
+    let labels = ["{flow=\"tcp\"}", "{flow=\"udp\"}"];
+    let count = samples.keys().filter(|name| labels.iter().any(|end| name.ends_with(end))).count();
+    assert!(count > streams.len() / 2 + datagrams.len(), "{samples:?}");
 }
