@@ -4,11 +4,12 @@ use std::{
     io::{BufRead, BufReader, ErrorKind, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
+    process::Command,
 };
 
 use crate::{
     echo_server,
-    instance::{BOUND, Folder, Instance, report},
+    instance::{BOUND, Folder, Instance, PROGRAM, report, run},
 };
 
 fn open(socket: &Path) -> UnixStream {
@@ -102,4 +103,35 @@ fn any_line_is_answered() {
     assert!(answer.contains("\"flows\""), "{answer}");
     assert_eq!(silent[0].read(&mut [0; 1]).unwrap_or(0), 0, "it was ended");
     assert_eq!(relay.end().code(), 0);
+}
+
+/// Goal: without `--socket`, `stats` and `move` name the option and the sockets of instances that are not at the usual path. Method: one by its command
+/// line, and one by a file, both with paths relative to their folder.
+#[test]
+fn sockets_elsewhere_are_named() {
+    let (folder, to) = (Folder::new(), echo_server());
+    let relay = format!("[[relay]]\nlisten = 'tcp://127.0.0.1:0'\nto = '{to}'\n");
+    folder.write("config.toml", &format!("[process]\ntakeover = 'by-file'\n{relay}"));
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        Instance::of(command.args(arguments).current_dir(&folder.0), &folder).ready()
+    };
+    let by_line =
+        ["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to, "--stats-socket", "by-line"];
+    let instances =
+        [("by-line", start(&by_line)), ("by-file", start(&["run", "--config", "config.toml"]))];
+    let (empty, place) = (Folder::new(), folder.0.canonicalize().expect("it is there"));
+    for arguments in [&["stats"][..], &["move", "relay", "nic"]] {
+        let (code, _, errors) = run(&empty, arguments);
+        assert!(code == 1 && errors.contains("--socket"), "{code} {errors}");
+        for (name, instance) in &instances {
+            let line = format!("  {} (process {})", place.join(name).display(), instance.id());
+            assert!(errors.lines().any(|found| found == line), "{line} in {errors}");
+        }
+    }
+    for (_, instance) in instances {
+        assert_eq!(instance.end().code(), 0);
+    }
+    let (_, _, errors) = run(&empty, &["stats"]);
+    assert!(!errors.contains("by-file"), "{errors}");
 }

@@ -4,6 +4,7 @@
 //! `move FLOW SIDE` moves a flow and gets `{"moved":…}`; `takeover` is in `takeover.rs`; any other line, and any failure, gets `{"error":…}`.
 
 mod client;
+mod elsewhere;
 mod plot;
 mod rendezvous;
 mod report;

@@ -12,6 +12,8 @@ use std::{
 
 use thiserror::Error;
 
+use super::elsewhere::{self, FoundSocket};
+
 const PREFIX: &str = "vigie-forward.";
 const SUFFIX: &str = ".sock";
 /// The maximum number of files examined in a folder.
@@ -31,19 +33,23 @@ pub(crate) enum RendezvousError {
     )]
     Io { path: PathBuf, source: io::Error },
     #[error(
-        "no running instance was found ({searched}): start one, or name its socket by --socket, as is needed for one with `stats_socket` or \
-         `takeover`"
+        "no running instance has its socket in {searched}: start one, or name its socket by --socket, as is needed for one with `stats_socket` or \
+         `takeover`{}",
+        with_others(&[], elsewhere)
     )]
-    Nobody { searched: String },
-    #[error(
-        "several instances run: name one by --socket (those with `stats_socket` or `takeover` are not listed):{}",
-        listed(paths)
-    )]
-    Several { paths: Vec<PathBuf> },
+    Nobody { searched: String, elsewhere: Vec<FoundSocket> },
+    #[error("several instances run: name one by --socket{}", with_others(paths, elsewhere))]
+    Several { paths: Vec<PathBuf>, elsewhere: Vec<FoundSocket> },
 }
 
-fn listed(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| format!("\n  {}", path.display())).collect()
+/// Lists sockets, if there are any.
+fn with_others(paths: &[PathBuf], elsewhere: &[FoundSocket]) -> String {
+    let usual = paths.iter().map(|path| format!("\n  {}", path.display()));
+    let others = elsewhere.iter();
+    let others =
+        others.map(|FoundSocket { path, pid }| format!("\n  {} (process {pid})", path.display()));
+    let all: String = usual.chain(others).collect();
+    if all.is_empty() { all } else { ":".to_owned() + &all }
 }
 
 /// Returns the folders for sockets, in order of preference.
@@ -92,7 +98,8 @@ pub(crate) fn bind(
         return bind_at(path);
     }
     let name = format!("{PREFIX}{}{SUFFIX}", process::id());
-    let mut result = Err(RendezvousError::Nobody { searched: String::new() });
+    let mut result =
+        Err(RendezvousError::Nobody { searched: String::new(), elsewhere: Vec::new() });
     for folder in folders() {
         result = bind_at(&folder.join(&name));
         if !matches!(result, Err(RendezvousError::Io { .. })) {
@@ -179,11 +186,12 @@ pub(crate) fn find() -> Result<PathBuf, RendezvousError> {
         (Some(path), true) => Ok(path),
         (Some(path), false) => {
             alive.push(path);
-            Err(RendezvousError::Several { paths: alive })
+            Err(RendezvousError::Several { paths: alive, elsewhere: elsewhere::sockets() })
         }
         (None, _) => {
             let folders = folders().into_iter().map(|folder| folder.display().to_string());
-            Err(RendezvousError::Nobody { searched: folders.collect::<Vec<_>>().join(", ") })
+            let searched = folders.collect::<Vec<_>>().join(", ");
+            Err(RendezvousError::Nobody { searched, elsewhere: elsewhere::sockets() })
         }
     }
 }
