@@ -201,6 +201,71 @@ fn mistakes_are_named() {
     assert_eq!(folder.files(), ["bad.toml"]);
 }
 
+/// Goal: `check` and `run` report all mistakes of a file at once, in its order, each with its line and a mark, files of TLS among them, and their number; a start
+/// that fails because of an interface is reported at its key. Method: a file with four mistakes, and one whose interface does not exist.
+#[test]
+fn all_mistakes_of_a_file_are_reported() {
+    let folder = Folder::new();
+    let here = folder.0.display();
+    let text = format!(
+        "[[relay]]\nname = 'web'\nlisten = 'tcp://127.0.0.1:0'\nto = 'tcp://127.0.0.1:1'\nresolve = '1ms'\n\
+         tls = {{ certificate = '{here}/none.pem', key = '{here}/none.key' }}\n\n\
+         [[relay]]\nlisten = 'udp://127.0.0.1:0'\nto = 'udp://127.0.0.1:1'\nbalance = 'leastconn'\n"
+    );
+    let file = folder.write("bad.toml", &text);
+    let file = file.to_str().expect("text");
+    let mark = |line: usize, part: &str| {
+        let all = text.lines().nth(line - 1).expect("a line");
+        let at = all.find(part).expect("it is there");
+        let margin = " ".repeat(line.to_string().len());
+        format!(
+            "\n{margin} |\n{line} | {all}\n{margin} | {}{}\n",
+            " ".repeat(at),
+            "^".repeat(part.len())
+        )
+    };
+    let heads = [
+        "bad.toml, line 5, column 11: flow `web`: `resolve` must be at least 1s",
+        "bad.toml, line 6, column 23: flow `web`: ",
+        ": flow `web`: ",
+        "bad.toml, line 11, column 11: flow `relay-2`: unknown variant `leastconn`: did you mean `least-connections`?",
+        "\n4 errors\n",
+    ];
+    for arguments in [&["check", file][..], &["run", "--config", file]] {
+        let (code, out, errors) = run(&folder, arguments);
+        assert_eq!((code, out.as_str()), (2, ""), "{errors}");
+        let mut rest = errors.as_str();
+        for head in heads {
+            let at = rest.find(head).unwrap_or_else(|| panic!("{errors}\nlacks {head}"));
+            rest = &rest[at + head.len()..];
+        }
+        for (line, part) in [
+            (5, "'1ms'".to_owned()),
+            (6, format!("'{here}/none.pem'")),
+            (6, format!("'{here}/none.key'")),
+            (11, "'leastconn'".to_owned()),
+        ] {
+            let mark = mark(line, &part);
+            assert!(errors.contains(&mark), "{errors}\nlacks{mark}");
+        }
+        let is_started = arguments[0] == "check";
+        assert_eq!(!errors.ends_with("\n4 errors\nnothing was started\n"), is_started, "{errors}");
+    }
+
+    let text = "[[l3]]\ninterfaces = ['lo0', 'nowhere']\npath = 'af-packet'\n";
+    let file = folder.write("l3.toml", text);
+    let (code, _, errors) = run(&folder, &["run", "--config", file.to_str().expect("text")]);
+    if code == 3 {
+        return kit::skip::skip("all_mistakes_of_a_file_are_reported", "CAP_NET_RAW");
+    }
+    let shown = "l3.toml, line 2, column 15: flow `l3-1`: there is no interface `lo0`";
+    assert!(code == 2 && errors.contains(shown), "{errors}");
+    assert!(
+        errors.contains("\n  |\n2 | interfaces = ['lo0', 'nowhere']\n  |               ^^^^^\n"),
+        "{errors}"
+    );
+}
+
 /// Goal: SIGTERM lets connections end and takes no new ones; what is left at the deadline is cut, with a code of its
 /// own; a second signal ends at once. Method: one connection each, whose end the test decides.
 #[test]

@@ -124,8 +124,8 @@ fn a_dns_server_is_followed() {
         let socket = folder.path("stats");
         let text = format!(
             "[process]\ndrain = '100ms'\nstats_socket = '{}'\n\
-             [[relay]]\nname = 'one'\nlisten = 'tcp://127.0.0.1:0'\nresolve = '50ms'\nto = 'tcp://one.test:{port}'\n\
-             [[relay]]\nname = 'many'\nlisten = 'tcp://127.0.0.1:0'\nresolve = '50ms'\nto = 'tcp://many.test:{port}'\n",
+             [[relay]]\nname = 'one'\nlisten = 'tcp://127.0.0.1:0'\nresolve = '1s'\nto = 'tcp://one.test:{port}'\n\
+             [[relay]]\nname = 'many'\nlisten = 'tcp://127.0.0.1:0'\nresolve = '1s'\nto = 'tcp://many.test:{port}'\n",
             socket.display()
         );
         let config = folder.write("flows.toml", &text);

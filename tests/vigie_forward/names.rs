@@ -102,9 +102,9 @@ fn names_are_followed() {
         assert_eq!(letter_server(&format!("127.0.0.3:{port}"), b'b'), port);
         let socket = folder.path("stats");
         let text = format!(
-            "[process]\ndrain = '100ms'\nstats_socket = '{}'\n[[relay]]\nname = 'tcp'\nlisten = 'tcp://127.0.0.1:0'\nresolve = '20ms'\n\
+            "[process]\ndrain = '100ms'\nstats_socket = '{}'\n[[relay]]\nname = 'tcp'\nlisten = 'tcp://127.0.0.1:0'\nresolve = '1s'\n\
              to = 'tcp://one.test:{port}'\n[[relay]]\nname = 'udp'\nlisten = 'udp://127.0.0.1:0'\n\
-             resolve = '20ms'\nto = 'udp://one.test:{port}'\n",
+             resolve = '1s'\nto = 'udp://one.test:{port}'\n",
             socket.display()
         );
         let config = folder.write("flows.toml", &text);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, FlowConfig, FlowKind, L2, L3, Nat, Process, Relay, Time};
+use crate::config::{Config, FlowConfig, FlowKind, L2, L3, Nat, Origin, Process, Relay, Time};
 
 /// Forwards streams, frames and packets: by a program (eBPF) at the network interface where possible, otherwise in this
 /// process.
@@ -55,8 +55,9 @@ impl<T: Args> Single<T> {
     /// Returns a configuration with one flow.
     pub(crate) fn into_config(self, kind: impl FnOnce(T) -> FlowKind) -> Config {
         let kind = kind(self.flow);
-        let flow = FlowConfig { name: kind.name().to_owned(), line: None, kind };
-        Config { process: self.process, flows: vec![flow] }
+        let origin = Origin::command_line(kind.name());
+        let flow = FlowConfig { name: kind.name().to_owned(), origin, kind };
+        Config { process: self.process, origin: Origin::default(), flows: vec![flow] }
     }
 }
 

@@ -30,7 +30,7 @@ use vigie::{
 use self::state::{DrainingFlow, InstanceState, NamedFlow, StatsAnswers, follow, tick};
 use crate::{
     access_log::{self, AccessLogError},
-    config::{Config, EndpointUri, FlowConfig, FlowKind, Inside, Process},
+    config::{Config, EndpointUri, FlowConfig, FlowKind, Inside, Located, Process},
     flow::{self, Drained, Draining, FlowError, Listener, Prepared, StartContext},
     journal::{counted, log},
     kernel::{MonitorError, NetlinkMonitor},
@@ -70,8 +70,8 @@ pub(crate) enum InstanceEvent {
 /// The reason why forwarding did not start.
 #[derive(Debug, Error)]
 pub(crate) enum InstanceError {
-    #[error("flow `{flow}`{}: {source}", at(*line))]
-    Flow { flow: String, line: Option<usize>, source: FlowError },
+    #[error("{}", located.text)]
+    Flow { located: Located, source: FlowError },
     #[error(transparent)]
     Stats(#[from] stats::RendezvousError),
     #[error(transparent)]
@@ -90,19 +90,32 @@ pub(crate) enum InstanceError {
     Io(#[from] io::Error),
 }
 
-fn at(line: Option<usize>) -> String {
-    line.map_or_else(String::new, |line| format!(" (line {line})"))
-}
-
 impl InstanceError {
     pub(crate) fn of_flow(flow: &FlowConfig, source: FlowError) -> Self {
-        Self::Flow { flow: flow.name.clone(), line: flow.line, source }
+        let key = match &source {
+            FlowError::InvalidKey { key, .. } => key,
+            // A relay's sockets and rights are those of its listener.
+            FlowError::Io { .. } | FlowError::Rights(_) if flow.kind.listen().is_some() => "listen",
+            _ => "",
+        };
+        Self::Flow { located: flow.origin.describe(key, &source.to_string()), source }
+    }
+
+    /// Returns its text, followed by the line of the configuration file that it is about, if there is one.
+    pub(crate) fn with_line(&self) -> String {
+        match self {
+            Self::Flow { located, .. } => located.to_string(),
+            other => other.to_string(),
+        }
     }
 
     pub(crate) const fn code(&self) -> u8 {
         match self {
             Self::Flow {
-                source: FlowError::InvalidSetting(_) | FlowError::StateInUse { .. },
+                source:
+                    FlowError::InvalidSetting(_)
+                    | FlowError::InvalidKey { .. }
+                    | FlowError::StateInUse { .. },
                 ..
             }
             | Self::Stats(_)
@@ -329,12 +342,11 @@ impl Instance {
         let mut flows = Vec::new();
         for (name, flow) in prepared {
             let table = flow.table();
-            let flow = flow.start(&context).map_err(|source| InstanceError::Flow {
-                flow: name.clone(),
-                line: None,
-                source,
-            })?;
             let of_config = source.config.flows.iter().find(|one| one.name == name);
+            let flow = flow.start(&context).map_err(|error| match of_config {
+                Some(config) => InstanceError::of_flow(config, error),
+                None => InstanceError::Io(io::Error::other(error)),
+            })?;
             let listen = of_config.and_then(|one| one.kind.listen()).cloned();
             flows.push(NamedFlow { name, listen, table, flow });
         }

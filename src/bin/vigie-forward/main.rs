@@ -39,7 +39,6 @@ use clap::Parser;
 use self::{
     cli::{Cli, Command},
     config::{Config, ConfigError, FlowKind},
-    instance::InstanceError,
 };
 
 fn main() {
@@ -51,8 +50,10 @@ fn main() {
         Command::L2(one) => forward(Ok(one.into_config(FlowKind::L2)), None),
         Command::L3(one) => forward(Ok(one.into_config(FlowKind::L3)), None),
         Command::Nat(one) => forward(Ok(one.into_config(FlowKind::Nat)), None),
-        Command::Run(run) => forward(config::read(&run.config), Some(&run.config)),
-        Command::Check { config } => check(config::read(&config)),
+        Command::Run(run) => {
+            forward(config::read(&run.config, flow::file_problems), Some(&run.config))
+        }
+        Command::Check { config } => check(config::read(&config, flow::file_problems)),
         Command::Plan(arguments) if arguments.probe_program => {
             done(plan::program_cost(arguments.work).map(|text| print!("{text}")))
         }
@@ -84,15 +85,14 @@ fn forward(config: Result<Config, ConfigError>, file: Option<&Path>) -> u8 {
     let config = match config {
         Ok(config) => config,
         Err(error) => {
-            let said = error.to_string();
-            let said = format!("{}\nnothing was started", said.trim_end());
+            let said = format!("{error}\nnothing was started");
             return complain(&said, instance::CODE_USAGE);
         }
     };
-    if let Err(error) = config::check("command line", &config) {
+    if let Err(error) = config::check_command_line(&config) {
         return complain(&error, instance::CODE_USAGE);
     }
-    instance::run(config, file).unwrap_or_else(|error| complain(&error, error.code()))
+    instance::run(config, file).unwrap_or_else(|error| complain(&error.with_line(), error.code()))
 }
 
 /// Prints what a configuration would do.
@@ -100,10 +100,6 @@ fn check(config: Result<Config, ConfigError>) -> u8 {
     match config {
         Ok(config) => {
             for flow in &config.flows {
-                if let Err(error) = flow::check_files(flow) {
-                    let error = InstanceError::of_flow(flow, error);
-                    return complain(&error, error.code());
-                }
                 println!("{}: {}", flow.name, flow.kind);
             }
             println!("{}, nothing wrong", journal::counted(config.flows.len() as u64, "flow"));

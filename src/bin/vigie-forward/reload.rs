@@ -124,7 +124,7 @@ impl fmt::Display for ReloadSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Frames, L2, PathChoice, SegmentsChoice, Time, WaitMode, parse};
+    use crate::config::{Frames, L2, Origin, PathChoice, SegmentsChoice, Time, WaitMode, parse};
 
     fn frames() -> Frames {
         Frames {
@@ -140,13 +140,13 @@ mod tests {
     /// Goal: flows that are the same go on, wherever they stand; others end, begin, or both. Method: lists by hand.
     #[test]
     fn what_is_the_same_goes_on() {
-        let flow = |name: &str, line, other: &str| {
+        let flow = |name: &str, other: &str| {
             let between = vec!["a".to_owned(), other.to_owned()];
             let kind = FlowKind::L2(L2 { between, frames: frames() });
-            FlowConfig { name: name.to_owned(), line, kind }
+            FlowConfig { name: name.to_owned(), origin: Origin::default(), kind }
         };
-        let old = [flow("one", Some(1), "b"), flow("two", Some(2), "b"), flow("three", None, "b")];
-        let new = [flow("three", Some(9), "b"), flow("two", Some(1), "c"), flow("four", None, "b")];
+        let old = [flow("one", "b"), flow("two", "b"), flow("three", "b")];
+        let new = [flow("three", "b"), flow("two", "c"), flow("four", "b")];
         let found = plan(&old, &new);
         assert_eq!(found.ends, ["one", "two"]);
         let begins = |flow: &FlowConfig, waits_for: &[&str]| NewFlow {

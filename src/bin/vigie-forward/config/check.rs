@@ -1,14 +1,16 @@
 //! Checks that several settings fit together.
 
 use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr},
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::Path,
+    time::Duration,
 };
 
 use super::{
-    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Inside,
-    LogChoice, LogTarget, Nat, PathChoice, Ports, Publish, Relay, RelayMode, tls, values::is_v4,
+    BalanceChoice, Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode,
+    Frames, Inside, LogChoice, LogTarget, MESSAGE_BYTES_DEFAULT, Nat, Origin, PathChoice, Ports,
+    Publish, Relay, RelayMode, TargetUri, mistakes::Mistakes, tls,
 };
 
 /// The interface for packets of a host to itself.
@@ -17,85 +19,123 @@ const LOOPBACK: &str = "lo";
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 /// The longest path of a Unix socket, in bytes.
 pub(super) const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// The shortest time between two questions for the name of a target.
+const RESOLVE_MIN: Duration = Duration::from_secs(1);
+/// The shortest time between two checks of a target.
+const CHECK_EVERY_MIN: Duration = Duration::from_millis(10);
 /// Half of a relay's memory is for stored messages; one must fit, plus the bytes read beyond it.
 const STORED_BYTES_MAX: u64 = 127 << 20;
 /// The width of the column in `stats` and the log.
 const FLOW_NAME_BYTES_MAX: usize = 32;
 
-/// Checks each flow alone, and all flows against each other. `file` is their origin, for the message.
-pub(crate) fn check(file: &str, config: &Config) -> Result<(), ConfigError> {
+/// What is found in the table of one flow, or of the process.
+pub(super) struct Findings<'a> {
+    origin: &'a Origin,
+    mistakes: &'a mut Mistakes,
+}
+
+impl Findings<'_> {
+    /// Adds what is wrong with the first of these keys because of the others.
+    pub(super) fn add(&mut self, keys: &[&str], problem: impl AsRef<str>) {
+        self.mistakes.add(self.origin, keys, problem);
+    }
+
+    pub(super) fn check(&mut self, is_right: bool, keys: &[&str], problem: impl AsRef<str>) {
+        if !is_right {
+            self.add(keys, problem);
+        }
+    }
+}
+
+/// Checks the configuration of a command line.
+pub(crate) fn check_command_line(config: &Config) -> Result<(), ConfigError> {
+    let mut mistakes = Mistakes::default();
+    check(config, &mut mistakes);
+    mistakes.into_result().map_err(ConfigError::Mistakes)
+}
+
+/// Checks each flow alone, and all flows against each other.
+pub(super) fn check(config: &Config, mistakes: &mut Mistakes) {
+    // A flow that could not be read may have lines.
+    let is_log_known = mistakes.is_empty();
+    process(config, is_log_known, &mut Findings { origin: &config.origin, mistakes });
     let mut seen = UniqueResources::default();
-    if config.process.takeover.is_some() && config.process.stats_socket.is_some() {
-        return Err(ConfigError::Process {
-            file: file.to_owned(),
-            problem: "`takeover` is the stats socket, too: remove `stats_socket`".to_owned(),
-        });
-    }
-    if config.process.log_file != LogTarget::Stdout && !config.has_log() {
-        return Err(ConfigError::Process {
-            file: file.to_owned(),
-            problem: "`log_file` has no lines: give a relay or nat `log = \"each\"`, or remove `log_file`"
-                .to_owned(),
-        });
-    }
-    if let LogTarget::File(path) = &config.process.log_file
-        && path.is_dir()
-    {
-        return Err(ConfigError::Process {
-            file: file.to_owned(),
-            problem: format!(
-                "`log_file` is {}, which is a folder: give the path of a file, as in {}",
-                path.display(),
-                path.join("forward.log").display()
-            ),
-        });
-    }
     if let Some(metrics) = &config.process.metrics {
         seen.listeners.insert(metrics, "metrics");
     }
     for flow in &config.flows {
-        let alone = alone(flow).and_then(|()| with_process(flow, config));
-        alone.and_then(|()| seen.add(flow)).map_err(|problem| ConfigError::Flow {
-            file: file.to_owned(),
-            line: flow.line,
-            flow: flow.name.clone(),
-            problem,
-        })?;
+        let mut found = Findings { origin: &flow.origin, mistakes };
+        alone(flow, &mut found);
+        with_process(flow, config, &mut found);
+        seen.add(flow, &mut found);
     }
-    circles(file, config)
+    circles(config, mistakes);
+}
+
+fn process(config: &Config, is_log_known: bool, found: &mut Findings<'_>) {
+    let process = &config.process;
+    found.check(
+        process.takeover.is_none() || process.stats_socket.is_none(),
+        &["stats_socket", "takeover"],
+        "`takeover` is the stats socket, too: remove `stats_socket`",
+    );
+    found.check(
+        process.log_file == LogTarget::Stdout || config.has_log() || !is_log_known,
+        &["log_file"],
+        "`log_file` has no lines: give a relay or nat `log = \"each\"`, or remove `log_file`",
+    );
+    if let LogTarget::File(path) = &process.log_file {
+        no_folder("log_file", path, "forward.log", found);
+    }
+}
+
+fn no_folder(key: &str, path: &Path, example: &str, found: &mut Findings<'_>) {
+    if path.is_dir() {
+        let (folder, example) = (path.display(), path.join(example));
+        let example = example.display();
+        found.add(
+            &[key],
+            format!(
+                "`{key}` is {folder}, which is a folder: give the path of a file, as in {example}"
+            ),
+        );
+    }
 }
 
 /// Checks that no connection comes back to the relay that accepted it, as far as the addresses tell: by a target that is the
 /// relay's own, or by other relays. Any address of the host that is not a loopback one is taken for another host's.
-fn circles(file: &str, config: &Config) -> Result<(), ConfigError> {
-    let mut relays = Vec::new();
-    for flow in &config.flows {
-        if let FlowKind::Relay(relay) = &flow.kind {
-            relays.push((flow, relay));
-        }
-    }
-    for (index, (flow, _)) in relays.iter().enumerate() {
+fn circles(config: &Config, mistakes: &mut Mistakes) {
+    let relays = config.flows.iter().filter_map(|flow| match &flow.kind {
+        FlowKind::Relay(relay) if !flow.origin.is_wrong("listen") => Some((flow, relay)),
+        _ => None,
+    });
+    let relays: Vec<_> = relays.collect();
+    let mut reported = vec![false; relays.len()];
+    for (index, (flow, relay)) in relays.iter().enumerate() {
         let mut passed = vec![index];
         let mut next = 0;
-        while let Some(&from) = passed.get(next) {
+        while let (Some(&from), false) = (passed.get(next), reported[index]) {
             next += 1;
             for (at, (_, to)) in relays.iter().enumerate() {
-                if !all_targets(relays[from].1).any(|target| arrives_at(target, &to.listen)) {
+                let mut targets = all_targets(relays[from].1);
+                let Some((key, _)) =
+                    targets.find(|(_, target)| arrives_at(&target.url, &to.listen))
+                else {
                     continue;
-                }
+                };
                 if at == index {
-                    let by = if from == index {
-                        String::new()
-                    } else {
-                        format!(" by flow `{}`", relays[from].0.name)
+                    let (key, by) = match relays[from].0 {
+                        _ if from == index => (key, String::new()),
+                        other => ("to".to_owned(), format!(" by flow `{}`", other.name)),
                     };
                     let problem = format!(
                         "{} would relay to itself{by}, and each connection would come back without end: give \
                          `to` another endpoint",
-                        to.listen
+                        relay.listen
                     );
-                    let (file, line, flow) = (file.to_owned(), flow.line, flow.name.clone());
-                    return Err(ConfigError::Flow { file, line, flow, problem });
+                    mistakes.add(&flow.origin, &[&key], problem);
+                    passed.iter().for_each(|&one| reported[one] = true);
+                    break;
                 }
                 if !passed.contains(&at) {
                     passed.push(at);
@@ -103,7 +143,6 @@ fn circles(file: &str, config: &Config) -> Result<(), ConfigError> {
             }
         }
     }
-    Ok(())
 }
 
 /// Returns whether what is sent to `target` arrives at the listener of this host.
@@ -129,24 +168,28 @@ struct UniqueResources<'a> {
 }
 
 impl<'a> UniqueResources<'a> {
-    fn add(&mut self, flow: &'a FlowConfig) -> Result<(), String> {
-        if self.names.insert(&flow.name, ()).is_some() {
-            return Err(format!("there is another flow `{}`: give it another name", flow.name));
-        }
+    fn add(&mut self, flow: &'a FlowConfig, found: &mut Findings<'_>) {
+        let is_new = self.names.insert(&flow.name, ()).is_none();
+        found.check(
+            is_new,
+            &["name"],
+            format!("there is another flow `{}`: give it another name", flow.name),
+        );
 
-        for interface in flow.kind.interfaces() {
+        for (key, interface) in flow.kind.keyed_interfaces() {
+            if found.origin.is_wrong(&key) {
+                continue;
+            }
             match self.interfaces.insert(interface, &flow.name) {
-                Some(other) if other == flow.name => {
-                    return Err(format!(
-                        "interface `{interface}` is named twice: it needs another"
-                    ));
-                }
-                Some(other) => {
-                    return Err(format!(
+                Some(other) if other == flow.name => found
+                    .add(&[&key], format!("interface `{interface}` is named twice: it needs another")),
+                Some(other) => found.add(
+                    &[&key],
+                    format!(
                         "interface `{interface}` belongs to flow `{other}` already, and a frame goes one way: \
                          name it in one flow"
-                    ));
-                }
+                    ),
+                ),
                 None => {}
             }
         }
@@ -154,28 +197,42 @@ impl<'a> UniqueResources<'a> {
         if let FlowKind::Nat(Nat { state: Some(state), .. }) = &flow.kind
             && let Some(other) = self.states.insert(state, &flow.name)
         {
-            return Err(format!(
-                "flow `{other}` keeps its translations in {}, too, and each would replace those of the other: give `state` \
-                 another file",
-                state.display()
-            ));
+            let state = state.display();
+            found.add(
+                &["state"],
+                format!(
+                    "flow `{other}` keeps its translations in {state}, too, and each would replace those of the other: give \
+                     `state` another file"
+                ),
+            );
         }
 
-        let FlowKind::Relay(relay) = &flow.kind else { return Ok(()) };
+        if let FlowKind::Relay(relay) = &flow.kind
+            && !found.origin.is_wrong("listen")
+        {
+            self.listen(&relay.listen, flow, found);
+        }
+    }
+
+    fn listen(&mut self, own: &'a EndpointUri, flow: &'a FlowConfig, found: &mut Findings<'_>) {
         for (listen, other) in &self.listeners {
-            if **listen == relay.listen && !has_port_zero(listen) {
-                return Err(format!("`{other}` has the same `listen`: choose another port"));
+            if *listen == own && !has_port_zero(listen) {
+                return found.add(
+                    &["listen"],
+                    format!("`{other}` has the same `listen`: choose another port"),
+                );
             }
-            if overlaps(listen, &relay.listen) {
-                return Err(format!(
-                    "its `listen`, {}, overlaps that of `{other}`, {listen}, and only one of them can have the \
-                     port: choose another one",
-                    relay.listen
-                ));
+            if overlaps(listen, own) {
+                return found.add(
+                    &["listen"],
+                    format!(
+                        "its `listen`, {own}, overlaps that of `{other}`, {listen}, and only one of them can have the \
+                         port: choose another one"
+                    ),
+                );
             }
         }
-        self.listeners.insert(&relay.listen, &flow.name);
-        Ok(())
+        self.listeners.insert(own, &flow.name);
     }
 }
 
@@ -216,282 +273,402 @@ pub(super) fn socket_path(path: &Path) -> Result<(), String> {
 }
 
 /// Checks one flow alone.
-fn alone(flow: &FlowConfig) -> Result<(), String> {
-    let is_name = |name: &str| {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        (1..=FLOW_NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain)
-    };
+fn alone(flow: &FlowConfig, found: &mut Findings<'_>) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_name = (1..=FLOW_NAME_BYTES_MAX).contains(&flow.name.len());
+    found.check(
+        is_name && flow.name.bytes().all(is_plain),
+        &["name"],
+        format!("the name must have 1 to {FLOW_NAME_BYTES_MAX} letters, digits, `-`, `_` or `.`"),
+    );
+    for (key, interface) in flow.kind.keyed_interfaces() {
+        if let Err(problem) = interface_name(interface) {
+            found.add(&[&key], problem);
+        }
+    }
+    if let Some(frames) = flow.kind.frames() {
+        frames_of(&flow.kind, frames, found);
+    }
+    match &flow.kind {
+        FlowKind::Relay(relay) => relayed(relay, found),
+        FlowKind::L3(l3) => found.check(
+            l3.interfaces.len() >= 2,
+            &["interfaces"],
+            "it routes between networks, so it needs at least two interfaces in `interfaces`: by one alone, packets could \
+             only go back to the link from which they came",
+        ),
+        FlowKind::Nat(nat) => translated(nat, found),
+        FlowKind::L2(_) => {}
+    }
+}
 
-    if !is_name(&flow.name) {
+fn interface_name(name: &str) -> Result<(), String> {
+    if name == LOOPBACK {
         return Err(format!(
-            "the name must have 1 to {FLOW_NAME_BYTES_MAX} letters, digits, `-`, `_` or `.`"
+            "`{LOOPBACK}` is the loopback interface: its packets are this host's own, and lead nowhere else"
         ));
     }
-
-    for interface in flow.kind.interfaces() {
-        if interface == LOOPBACK {
-            return Err(format!(
-                "`{LOOPBACK}` is the loopback interface: its packets are this host's own, and lead nowhere else"
-            ));
-        }
-        let is_wrong = |letter: char| letter.is_whitespace() || "/:".contains(letter);
-        if !(1..=INTERFACE_NAME_BYTES_MAX).contains(&interface.len())
-            || interface.contains(is_wrong)
-            || [".", ".."].contains(&interface)
-        {
-            return Err(format!(
-                "`{interface}` cannot be the name of an interface: names have 1 to {INTERFACE_NAME_BYTES_MAX} bytes, and no spaces, \
-                 `/` or `:` (`ip link` lists them)"
-            ));
-        }
+    let is_wrong = |letter: char| letter.is_whitespace() || "/:".contains(letter);
+    if !(1..=INTERFACE_NAME_BYTES_MAX).contains(&name.len())
+        || name.contains(is_wrong)
+        || [".", ".."].contains(&name)
+    {
+        return Err(format!(
+            "`{name}` cannot be the name of an interface: names have 1 to {INTERFACE_NAME_BYTES_MAX} bytes, and no spaces, \
+             `/` or `:` (`ip link` lists them)"
+        ));
     }
-
-    let routes = matches!(flow.kind, FlowKind::L3(_) | FlowKind::Nat(_));
-    if routes && flow.kind.frames().is_some_and(|frames| frames.path == PathChoice::AfXdp) {
-        return Err(
-            "`path` cannot be af-xdp, which takes all frames from the kernel, including ARP, and so finds no neighbours: it is for l2 \
-             only"
-                .to_owned(),
-        );
-    }
-
-    flow.kind.frames().map_or(Ok(()), migration)?;
-    match &flow.kind {
-        FlowKind::Relay(relay) => relayed(relay),
-        FlowKind::L3(l3) if l3.interfaces.len() < 2 => Err(
-            "it routes between networks, so it needs at least two interfaces in `interfaces`: by one alone, packets could \
-             only go back to the link from which they came"
-                .to_owned(),
-        ),
-        FlowKind::Nat(nat) => translated(nat),
-        FlowKind::L2(_) | FlowKind::L3(_) => Ok(()),
-    }
+    Ok(())
 }
 
 /// Checks a flow against the settings of the process.
-fn with_process(flow: &FlowConfig, config: &Config) -> Result<(), String> {
-    if config.process.takeover.is_some() && flow.kind.frames().is_some() {
-        return Err(
-            "its interfaces pass to no other process, which `takeover` asks for: it is for relays"
-                .to_owned(),
-        );
-    }
+fn with_process(flow: &FlowConfig, config: &Config, found: &mut Findings<'_>) {
+    found.check(
+        config.process.takeover.is_none() || flow.kind.frames().is_none(),
+        &[],
+        "its interfaces pass to no other process, which `takeover` asks for: it is for relays",
+    );
     let migrates = flow.kind.frames().and_then(Frames::migration).is_some();
-    if migrates && config.process.drop_all_rights {
-        return Err(
-            "it is to move to the network interface, which takes the rights that drop_all_rights \
-                    gives up: remove one of them"
-                .to_owned(),
-        );
-    }
-    Ok(())
+    found.check(
+        !migrates || !config.process.drop_all_rights,
+        &["migrate"],
+        "it is to move to the network interface, which takes the rights that drop_all_rights gives up: remove one of them",
+    );
 }
 
-fn migration(frames: &Frames) -> Result<(), String> {
-    match frames.migration() {
-        Some(one) if one.to_host_below >= one.to_nic_above => Err(format!(
+fn frames_of(kind: &FlowKind, frames: &Frames, found: &mut Findings<'_>) {
+    let routing_table = match kind {
+        FlowKind::L3(l3) => Some(l3.table),
+        FlowKind::Nat(nat) => Some(nat.table),
+        FlowKind::L2(_) | FlowKind::Relay(_) => None,
+    };
+    found.check(
+        routing_table.is_none() || frames.path != PathChoice::AfXdp,
+        &["path"],
+        "`path` cannot be af-xdp, which takes all frames from the kernel, including ARP, and so finds no neighbours: it is for l2 \
+         only",
+    );
+    found.check(
+        routing_table != Some(0),
+        &["table"],
+        "`table` must be at least 1: 0 is no table of the kernel (254 is the main one)",
+    );
+    let Some(one) = frames.migration() else { return };
+    found.check(
+        !matches!(frames.path, PathChoice::AfXdp | PathChoice::AfPacket),
+        &["migrate", "path"],
+        "it is to move to a program at the interface, which this `path` does not have: remove `path` or the thresholds",
+    );
+    found.check(
+        one.to_host_below < one.to_nic_above,
+        &["migrate.to_host_below", "migrate.to_nic_above"],
+        format!(
             "a flow that moves to the interface above {} packets per second and back below {} would never rest: \
              to_host_below must be less than to_nic_above",
             one.to_nic_above, one.to_host_below
-        )),
-        Some(one) if one.hold.is_zero() => {
-            Err("`hold` must be more than 0, since the load always varies: 1s is short".to_owned())
-        }
-        _ => Ok(()),
-    }
+        ),
+    );
+    found.check(
+        one.to_host_below > 0,
+        &["migrate.to_host_below"],
+        "`to_host_below` must be at least 1: a flow never has less than 0 packets per second, and would not come back",
+    );
+    found.check(
+        !one.hold.is_zero(),
+        &["migrate.hold"],
+        "`hold` must be more than 0, since the load always varies: 1s is short",
+    );
 }
 
 /// Checks what a relay does to know its targets.
-fn known_targets(relay: &Relay) -> Result<(), String> {
+fn known_targets(relay: &Relay, found: &mut Findings<'_>) {
     if let Some(Check { every, timeout, rise, fall }) = &relay.check {
-        if timeout.0.is_zero() || timeout > every {
-            return Err("`timeout` of `check` must be more than 0, and at most `every`".to_owned());
-        }
-        if *rise == 0 || *fall == 0 {
-            return Err("`rise` and `fall` of `check` must be at least 1".to_owned());
+        found.check(
+            every.0 >= CHECK_EVERY_MIN,
+            &["check.every"],
+            format!("`every` must be at least {CHECK_EVERY_MIN:?}: each check is a connection to each target"),
+        );
+        found.check(
+            !timeout.0.is_zero(),
+            &["check.timeout"],
+            "`timeout` of `check` must be more than 0",
+        );
+        found.check(
+            timeout <= every || every.0 < CHECK_EVERY_MIN,
+            &["check.timeout", "check.every"],
+            format!("`timeout` of `check`, {timeout}, must be at most `every`, {every}"),
+        );
+        for (key, name, count) in [("check.rise", "rise", rise), ("check.fall", "fall", fall)] {
+            found.check(*count > 0, &[key], format!("`{name}` of `check` must be at least 1"));
         }
     }
-
-    if relay.resolve.0.is_zero() {
-        return Err("`resolve` must be more than 0: 30s is usual".to_owned());
+    found.check(
+        relay.resolve.0 >= RESOLVE_MIN,
+        &["resolve"],
+        format!("`resolve` must be at least {RESOLVE_MIN:?}, since each time is a question to the resolver: 30s is usual"),
+    );
+    let mut seen = BTreeSet::new();
+    for (key, TargetUri { url, weight }) in all_targets(relay) {
+        // Of each list alone.
+        let (list, _) = key.rsplit_once('.').unwrap_or_default();
+        let is_new = seen.insert((list.to_owned(), url));
+        found.check(is_new, &[&key], format!("`to` has {url} twice: give it a `weight`"));
+        found.check(
+            *weight == 1 || relay.balance != BalanceChoice::First,
+            &[&format!("{key}.weight"), "balance"],
+            "`weight` has no effect, since `balance` is first, and takes the first target that can be reached: set it to \
+             round-robin or another policy",
+        );
     }
-    for (at, to) in relay.to.iter().enumerate() {
-        if relay.to[..at].iter().any(|other| other.url == to.url) {
-            return Err(format!("`to` has {} twice: give it a `weight`", to.url));
-        }
-    }
-    Ok(())
 }
 
-/// The targets of a relay and of its routes.
-fn all_targets(relay: &Relay) -> impl Iterator<Item = &EndpointUri> {
-    let of_routes = relay.route.iter().flat_map(|route| &route.to);
-    relay.to.iter().chain(of_routes).map(|to| &to.url)
+/// The targets of a relay and of its routes, with their places.
+fn all_targets(relay: &Relay) -> impl Iterator<Item = (String, &TargetUri)> {
+    let own = relay.to.iter().enumerate().map(|(at, to)| (format!("to.{at}"), to));
+    let routes = relay.route.iter().enumerate();
+    own.chain(routes.flat_map(|(route, one)| {
+        let to = one.to.iter().enumerate();
+        to.map(move |(at, to)| (format!("route.{route}.to.{at}"), to))
+    }))
 }
 
-fn relayed(relay: &Relay) -> Result<(), String> {
-    let is_udp =
-        |endpoint: &EndpointUri| matches!(endpoint, EndpointUri::Udp(_) | EndpointUri::UdpName(_));
-    if relay.to.is_empty()
-        && (relay.tls.is_on() || relay.route.iter().all(|route| route.to.is_empty()))
-    {
-        return Err("`to` is empty: it needs at least one endpoint".to_owned());
-    }
+const fn is_udp(endpoint: &EndpointUri) -> bool {
+    matches!(endpoint, EndpointUri::Udp(_) | EndpointUri::UdpName(_))
+}
 
-    if relay.log == LogChoice::Sources {
-        return Err("`log` of a relay is \"each\": `sources` is for translations".to_owned());
-    }
+fn relayed(relay: &Relay, found: &mut Findings<'_>) {
+    let has_targets = !relay.tls.is_on() && relay.route.iter().any(|route| !route.to.is_empty());
+    found.check(
+        !relay.to.is_empty() || has_targets,
+        &["to", "tls", "route"],
+        "`to` is empty: it needs at least one endpoint",
+    );
+    found.check(
+        relay.log != LogChoice::Sources,
+        &["log"],
+        "`log` of a relay is \"each\": `sources` is for translations",
+    );
+    found.check(
+        !found.origin.has("connections") || !found.origin.has("connections_max"),
+        &["connections"],
+        "`connections` and `connections_max` are one setting: remove `connections`",
+    );
 
-    for endpoint in all_targets(relay).chain([&relay.listen]) {
-        if let EndpointUri::Unix(path) = endpoint {
-            socket_path(path)?;
+    let listener = [("listen".to_owned(), &relay.listen)];
+    let targets = all_targets(relay).map(|(key, to)| (key, &to.url));
+    for (key, endpoint) in targets.chain(listener) {
+        if let EndpointUri::Unix(path) = endpoint
+            && let Err(problem) = socket_path(path)
+        {
+            found.add(&[&key], problem);
         }
     }
+    for (key, TargetUri { url, .. }) in all_targets(relay) {
+        let problem = format!("`to` is {url}, but nothing can listen on port 0");
+        found.check(!has_port_zero(url), &[&key], problem);
+    }
 
-    for to in all_targets(relay) {
-        if is_udp(&relay.listen) != is_udp(to) {
-            return Err(format!(
-                "{} and {to} do not fit: datagrams go to udp://, streams to tcp:// or unix:",
+    let fits = |to: &TargetUri| is_udp(&relay.listen) == is_udp(&to.url);
+    match all_targets(relay).find(|(_, to)| !fits(to)) {
+        Some((key, TargetUri { url, .. })) => found.add(
+            &[&key, "listen"],
+            format!(
+                "{} and {url} do not fit: datagrams go to udp://, streams to tcp:// or unix:",
                 relay.listen
-            ));
-        }
-        if has_port_zero(to) {
-            return Err(format!("`to` is {to}, but nothing can listen on port 0"));
-        }
+            ),
+        ),
+        None if is_udp(&relay.listen) => without_streams(relay, found),
+        None => tls::check(relay, found),
     }
-
-    known_targets(relay)?;
-    if is_udp(&relay.listen) {
-        without_streams(relay)?;
-    }
-
-    tls::check(relay)?;
-
-    if relay.framed.is_none() && relay.frame_mode != FrameMode::default() {
-        return Err(
-            "`frame_mode` is for messages: set `framed` to the format of their length".to_owned()
-        );
-    }
-
-    if relay.framed.is_some()
-        && relay.frame_mode != FrameMode::CutThrough
-        && relay.message_max > STORED_BYTES_MAX
-    {
-        return Err(format!(
-            "`message_max` is {} bytes, but messages that may be stored have at most {STORED_BYTES_MAX}: lower it, or \
-             let all be cut through (`frame_mode`)",
-            relay.message_max
-        ));
-    }
-
-    if relay.framed.is_some() && relay.mode != RelayMode::Auto {
-        return Err(
-            "`mode` is for bytes, and this relay is `framed`: remove one of them".to_owned()
-        );
-    }
-
-    limits(relay)
+    known_targets(relay, found);
+    clients(relay, found);
+    messages(relay, found);
 }
 
 /// Checks that a relay of datagrams has no settings of streams.
-fn without_streams(relay: &Relay) -> Result<(), String> {
-    if relay.check.is_some() {
-        return Err(
-            "`check` is for streams: only an application can tell whether it gets datagrams"
-                .to_owned(),
+fn without_streams(relay: &Relay, found: &mut Findings<'_>) {
+    found.check(
+        relay.check.is_none(),
+        &["check", "listen"],
+        "`check` is for streams: only an application can tell whether it gets datagrams",
+    );
+    found.check(
+        relay.retries.is_none(),
+        &["retries", "listen"],
+        "`retries` is for streams: a session of datagrams tries one target",
+    );
+    for (key, is_used) in [
+        ("proxy_send", relay.proxy_send),
+        ("proxy_from", !relay.proxy_from.is_empty()),
+        ("framed", relay.framed.is_some()),
+        ("tls", relay.tls.is_on()),
+        ("to_tls", relay.to_tls.is_on),
+        ("route", !relay.route.is_empty()),
+    ] {
+        found.check(
+            !is_used,
+            &[key, "listen"],
+            format!("`{key}` is for streams: datagrams have none"),
         );
     }
-    if relay.retries.is_some() {
-        return Err("`retries` is for streams: a session of datagrams tries one target".to_owned());
-    }
-    if relay.proxy_send || !relay.proxy_from.is_empty() || relay.framed.is_some() {
-        return Err("`proxy_send`, `proxy_from` and `framed` are for streams".to_owned());
-    }
-    if tls::is_used(relay) {
-        return Err("`tls`, `to_tls` and `route` are for streams".to_owned());
-    }
-    if !matches!(relay.mode, RelayMode::Auto | RelayMode::Copy) {
-        return Err("datagrams are copied: `mode` must be auto or copy".to_owned());
-    }
-    Ok(())
+    found.check(
+        matches!(relay.mode, RelayMode::Auto | RelayMode::Copy),
+        &["mode", "listen"],
+        "datagrams are copied: `mode` must be auto or copy",
+    );
 }
 
-fn limits(relay: &Relay) -> Result<(), String> {
-    if relay.idle.0.is_zero() || relay.connect.0.is_zero() {
-        return Err("`idle` and `connect` must be more than 0: nothing would ever pass".to_owned());
+/// Checks who may connect, and for how long.
+fn clients(relay: &Relay, found: &mut Findings<'_>) {
+    for (key, time) in [("idle", relay.idle), ("connect", relay.connect)] {
+        let problem = format!("`{key}` must be more than 0: nothing would ever pass");
+        found.check(!time.0.is_zero(), &[key], problem);
     }
-    if relay.per_source_max == Some(0) {
-        return Err("`per_source_max` must be at least 1".to_owned());
+    found.check(
+        relay.per_source_max != Some(0),
+        &["per_source_max"],
+        "`per_source_max` must be at least 1",
+    );
+    // Their addresses are only known from a header.
+    let has_addresses =
+        !matches!(relay.listen, EndpointUri::Unix(_)) || !relay.proxy_from.is_empty();
+    for (key, is_used) in [
+        ("allow", !relay.allow.is_empty()),
+        ("deny", !relay.deny.is_empty()),
+        ("per_source_max", relay.per_source_max.is_some()),
+    ] {
+        let problem = format!(
+            "`{key}` has no effect, since clients of a Unix socket have no address: remove it (the permissions of the path say who may \
+             connect)"
+        );
+        found.check(has_addresses || !is_used, &[key, "listen", "proxy_from"], problem);
     }
-
-    Ok(())
+    for (at, allow) in relay.allow.iter().enumerate() {
+        if let Some((by, deny)) = relay.deny.iter().enumerate().find(|(_, deny)| deny.covers(allow))
+        {
+            found.add(
+                &[&format!("allow.{at}"), &format!("deny.{by}")],
+                format!(
+                    "nobody in {} is served, since `deny` has {}: remove one of them",
+                    allow.0, deny.0
+                ),
+            );
+        }
+    }
 }
 
-fn translated(nat: &Nat) -> Result<(), String> {
-    if nat.inside.is_empty() {
-        return Err("`inside` is empty: it needs at least one interface".to_owned());
+/// Checks the settings of messages.
+fn messages(relay: &Relay, found: &mut Findings<'_>) {
+    if relay.framed.is_none() {
+        for (key, is_used) in [
+            ("frame_mode", relay.frame_mode != FrameMode::default()),
+            ("message_max", relay.message_max != MESSAGE_BYTES_DEFAULT),
+        ] {
+            let problem =
+                format!("`{key}` is for messages: set `framed` to the format of their length");
+            found.check(!is_used, &[key, "framed"], problem);
+        }
+        return;
     }
-    let is_no_host = |address: &Ipv4Addr| {
-        address.is_unspecified()
-            || address.is_multicast()
-            || address.is_broadcast()
-            || address.is_loopback()
-    };
+    found.check(
+        relay.frame_mode == FrameMode::CutThrough || relay.message_max <= STORED_BYTES_MAX,
+        &["message_max", "frame_mode", "framed"],
+        format!(
+            "`message_max` is {} bytes, but messages that may be stored have at most {STORED_BYTES_MAX}: lower it, or \
+             let all be cut through (`frame_mode`)",
+            relay.message_max
+        ),
+    );
+    found.check(relay.message_max > 0, &["message_max"], "`message_max` must be at least 1 byte");
+    found.check(
+        relay.mode == RelayMode::Auto,
+        &["mode", "framed"],
+        "`mode` is for bytes, and this relay is `framed`: remove one of them",
+    );
+}
+
+fn translated(nat: &Nat, found: &mut Findings<'_>) {
+    found.check(
+        !nat.inside.is_empty(),
+        &["inside"],
+        "`inside` is empty: it needs at least one interface",
+    );
     if let Some(address) = nat.address.filter(is_no_host) {
-        return Err(format!(
-            "{address} cannot be the address of a host: give the one of `outside`"
-        ));
+        found.add(
+            &["address"],
+            format!("{address} cannot be the address of a host: give the one of `outside`"),
+        );
     }
-    if !(1..=100).contains(&nat.host_share) {
-        return Err("`host_share` must be 1 to 100 percent".to_owned());
+    found.check(
+        (1..=100).contains(&nat.host_share),
+        &["host_share"],
+        "`host_share` must be 1 to 100 percent",
+    );
+    found.check(
+        !nat.idle.0.is_zero(),
+        &["idle"],
+        "`idle` must be more than 0: no answer would ever come back",
+    );
+    if let Some(state) = &nat.state {
+        no_folder("state", state, "nat", found);
     }
-    if nat.idle.0.is_zero() {
-        return Err("`idle` must be more than 0: no answer would ever come back".to_owned());
-    }
-
-    ports_of_hosts(nat)?;
-
-    let mut taken = BTreeMap::new();
-    for one in &nat.publish {
-        if !is_v4(&one.to) {
-            return Err(format!(
-                "{} is not IPv4, and addresses are translated in IPv4 only",
-                one.to
-            ));
-        }
-        if let Some(address) = nat.address {
-            published_elsewhere(one, address)?;
-        }
-        if taken.insert((one.transport as u8, one.port), ()).is_some() {
-            return Err(format!("port {} is published twice", one.port));
-        }
-        if let Some(ports) = nat.ports {
-            published_outside(one, ports)?;
-        }
+    if let Err((key, problem)) = ports_of_hosts(nat) {
+        found.add(&[&key, "ports_per_host", "ports", "from"], problem);
     }
 
-    Ok(())
+    let mut taken = BTreeSet::new();
+    for (at, one) in nat.publish.iter().enumerate() {
+        let key = format!("publish.{at}");
+        match one.to.ip() {
+            IpAddr::V6(_) => found.add(
+                &[&key],
+                format!("{} is not IPv4, and addresses are translated in IPv4 only", one.to),
+            ),
+            IpAddr::V4(address) if is_no_host(&address) || one.to.port() == 0 => {
+                found
+                    .add(&[&key], format!("{} cannot be the address and port of a server", one.to));
+            }
+            IpAddr::V4(_) => {}
+        }
+        if let Some(Err(problem)) = nat.address.map(|address| published_elsewhere(one, address)) {
+            found.add(&[&key, "address"], problem);
+        }
+        if let Some(Err(problem)) = nat.ports.map(|ports| published_outside(one, ports)) {
+            found.add(&[&key, "ports"], problem);
+        }
+        let is_new = taken.insert((one.transport as u8, one.port));
+        found.check(is_new, &[&key], format!("port {} is published twice", one.port));
+    }
 }
 
-/// Checks that each inside host has its ports, if hosts have such.
-fn ports_of_hosts(nat: &Nat) -> Result<(), String> {
+const fn is_no_host(address: &Ipv4Addr) -> bool {
+    address.is_unspecified()
+        || address.is_multicast()
+        || address.is_broadcast()
+        || address.is_loopback()
+}
+
+/// Checks that each inside host has its ports, if hosts have such. Returns the key of what is wrong.
+fn ports_of_hosts(nat: &Nat) -> Result<(), (String, String)> {
     let (Some(size), Some(blocks)) = (nat.ports_per_host, nat.port_blocks()) else { return Ok(()) };
+    let key = || "ports_per_host".to_owned();
     let (Some(ports), false) = (nat.ports, nat.from.is_empty()) else {
-        return Err(
+        let problem =
             "`ports_per_host` needs `ports` and `from`: a host has its ports by its place in these, which must not change with the \
              kernel's settings"
-                .to_owned(),
-        );
+                .to_owned();
+        return Err((key(), problem));
     };
     for (at, one) in nat.from.iter().enumerate() {
         let overlaps = |other: &&Inside| {
             one.0.contains(other.0.address()) || other.0.contains(one.0.address())
         };
         if let Some(other) = nat.from[..at].iter().find(overlaps) {
-            return Err(format!(
+            let problem = format!(
                 "{} and {} of `from` overlap, so that a host would have two places: remove one of them",
                 other.0, one.0
-            ));
+            );
+            return Err((format!("from.{at}"), problem));
         }
     }
     let (hosts, count) = (blocks.hosts(), blocks.count((ports.first, ports.last)));
@@ -502,11 +679,12 @@ fn ports_of_hosts(nat: &Nat) -> Result<(), String> {
             0 => String::new(),
             most => format!("lower `ports_per_host` to at most {most}, or "),
         };
-        return Err(format!(
+        let problem = format!(
             "`from` has {hosts} addresses with {size} ports each (`ports_per_host`), which takes {} ports, but `ports` ({ports}) has {all}: \
              {lower}widen `ports`, or give `from` at most {count} addresses",
             hosts.saturating_mul(u128::from(size.get()))
-        ));
+        );
+        return Err((key(), problem));
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod check;
 mod file;
+mod mistakes;
 mod nearest;
 mod tables;
 mod tls;
@@ -16,8 +17,9 @@ use vigie::forward::tables::PortBlocks;
 #[cfg(test)]
 pub(crate) use self::file::parse;
 pub(crate) use self::{
-    check::{check, has_port_zero, overlaps, published_elsewhere, published_outside},
-    file::{ConfigError, read},
+    check::{check_command_line, has_port_zero, overlaps, published_elsewhere, published_outside},
+    file::{ConfigError, FileProblems, read},
+    mistakes::{Located, Origin},
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
         BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, LogChoice,
@@ -30,6 +32,8 @@ pub(crate) use self::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) process: Process,
+    /// The place of the settings of the process.
+    pub(crate) origin: Origin,
     pub(crate) flows: Vec<FlowConfig>,
 }
 
@@ -44,8 +48,7 @@ impl Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FlowConfig {
     pub(crate) name: String,
-    /// Its line in the file, counted from 1.
-    pub(crate) line: Option<usize>,
+    pub(crate) origin: Origin,
     pub(crate) kind: FlowKind,
 }
 
@@ -79,12 +82,19 @@ impl FlowKind {
 
     /// Returns the interfaces that it uses.
     pub(crate) fn interfaces(&self) -> Vec<&str> {
-        match self {
-            Self::Relay(_) => Vec::new(),
-            Self::L2(l2) => l2.between.iter().map(String::as_str).collect(),
-            Self::L3(l3) => l3.interfaces.iter().map(String::as_str).collect(),
-            Self::Nat(nat) => nat.inside.iter().chain([&nat.outside]).map(String::as_str).collect(),
-        }
+        self.keyed_interfaces().into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// Returns the interfaces that it uses, and their places among its settings.
+    pub(crate) fn keyed_interfaces(&self) -> Vec<(String, &str)> {
+        let (key, names, last) = match self {
+            Self::Relay(_) => return Vec::new(),
+            Self::L2(l2) => ("between", &l2.between, None),
+            Self::L3(l3) => ("interfaces", &l3.interfaces, None),
+            Self::Nat(nat) => ("inside", &nat.inside, Some(("outside".to_owned(), &nat.outside))),
+        };
+        let keyed = names.iter().enumerate().map(|(at, name)| (format!("{key}.{at}"), name));
+        keyed.chain(last).map(|(key, name)| (key, name.as_str())).collect()
     }
 
     /// Returns the lines that it logs.
@@ -197,7 +207,7 @@ pub(crate) struct Relay {
     pub(crate) listen: EndpointUri,
 
     /// The target: an endpoint, or one with a host name, each of whose addresses becomes a target; may be repeated. With
-    /// `,weight=3` it gets three times the share of a target without a weight (1 to 256).
+    /// `,weight=3` it gets three times the share of a target without a weight (1 to 256; not with the policy `first`).
     #[arg(long, value_name = "ENDPOINT", required = true)]
     pub(crate) to: Vec<TargetUri>,
 
@@ -207,7 +217,7 @@ pub(crate) struct Relay {
     pub(crate) balance: BalanceChoice,
 
     /// Connect to each target now and then, and pass over those that do not answer, before a client meets them: settings as in
-    /// every=2s,timeout=1s,rise=2,fall=3, which are the defaults of those that are not given. Default: no checks.
+    /// every=2s,timeout=1s,rise=2,fall=3, which are the defaults of those that are not given; `every` is from 10ms. Default: no checks.
     #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "every=2s")]
     pub(crate) check: Option<Check>,
 
@@ -216,7 +226,7 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "SETTINGS")]
     pub(crate) retries: Option<Retries>,
 
-    /// Time between two attempts to resolve names of targets.
+    /// Time between two attempts to resolve names of targets, from 1s.
     #[arg(long, value_name = "TIME", default_value_t = RESOLVE_DEFAULT)]
     pub(crate) resolve: Time,
 
@@ -320,7 +330,7 @@ pub(crate) struct Frames {
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) to_nic_above: Option<u64>,
 
-    /// Move back to the host below this many packets per second; less than --to-nic-above.
+    /// Move back to the host below this many packets per second, from 1; less than --to-nic-above.
     #[arg(long, value_name = "PPS", requires = "to_nic_above")]
     pub(crate) to_host_below: Option<u64>,
 
@@ -365,7 +375,7 @@ pub(crate) struct L3 {
     #[arg(num_args = 1.., required = true, value_name = "INTERFACE")]
     pub(crate) interfaces: Vec<String>,
 
-    /// The kernel's routing table (`ip route show table N`); 254 is the main one.
+    /// The kernel's routing table (`ip route show table N`), from 1; 254 is the main one.
     #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
     pub(crate) table: u32,
 
@@ -435,7 +445,7 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "FILE")]
     pub(crate) state: Option<PathBuf>,
 
-    /// The kernel's routing table (`ip route show table N`); 254 is the main one.
+    /// The kernel's routing table (`ip route show table N`), from 1; 254 is the main one.
     #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
     pub(crate) table: u32,
 

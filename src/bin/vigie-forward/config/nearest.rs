@@ -9,28 +9,55 @@ const NUMBERS: [(&str, &str); 5] = [
     ("expected i64", ""),
 ];
 
-/// Returns the advice to append to a parser's message.
-pub(super) fn advice(message: &str) -> Option<String> {
-    let unknown = message.strip_prefix("unknown field ");
-    if let Some(rest) = unknown.or_else(|| message.strip_prefix("unknown variant ")) {
+/// Words of HAProxy, nginx and Envoy, and ours.
+const FOREIGN: [(&str, &str); 15] = [
+    ("leastconn", "least-connections"),
+    ("least_conn", "least-connections"),
+    ("least_request", "least-connections"),
+    ("roundrobin", "round-robin"),
+    ("round_robin", "round-robin"),
+    ("static_rr", "round-robin"),
+    ("wrr", "round-robin"),
+    ("ip_hash", "hash"),
+    ("source", "hash"),
+    ("ring_hash", "hash"),
+    ("maglev", "hash"),
+    ("random", "random-two"),
+    ("power_of_two", "random-two"),
+    ("p2c", "random-two"),
+    ("pick_first", "first"),
+];
+
+/// Returns a parser's message with advice in place of what was expected, if there is any.
+pub(super) fn worded(message: &str) -> String {
+    let said = message.split_once(", expected ").map_or(message, |(said, _)| said);
+    advice(message).map_or_else(|| message.to_owned(), |advice| format!("{said}: {advice}"))
+}
+
+fn advice(message: &str) -> Option<String> {
+    let mut unknown = ["unknown field ", "unknown variant ", "unknown table "].into_iter();
+    if let Some(rest) = unknown.find_map(|words| message.strip_prefix(words)) {
         // "`mod`, expected one of `a`, `b`": every second piece between backquotes is a word.
         let mut words = rest.split('`').skip(1).step_by(2);
         let given = words.next()?;
         return nearest(given, words).map(|word| format!("did you mean `{word}`?"));
     }
-    if message == "duplicate field `connections_max`" {
-        let problem = "`connections` and `connections_max` are one setting: remove `connections`";
-        return Some(problem.to_owned());
-    }
     if let Some((_, range)) = NUMBERS.iter().find(|(kind, _)| message.ends_with(kind)) {
         return Some(format!("write a whole number{range}, without quotes"));
+    }
+    if message == "wanted string or table" {
+        return Some("write one of its words, in quotes".to_owned());
     }
     let is_one = message.starts_with("invalid type: string") && message.ends_with("a sequence");
     is_one.then(|| "put it in brackets, as a list: [\"...\"]".to_owned())
 }
 
 /// Returns the word most similar to the given one, unless all of them are quite different.
-fn nearest<'a>(given: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+fn nearest<'a>(given: &str, words: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    let foreign = FOREIGN.iter().find(|(word, _)| distance(given, word) == 0);
+    if let Some(word) = foreign.and_then(|(_, own)| words.clone().find(|word| word == own)) {
+        return Some(word);
+    }
     // A third of the letters may be wrong.
     let most = given.chars().count().div_ceil(3);
     let ranked = words.map(|word| (distance(given, word), word));
@@ -71,6 +98,26 @@ mod tests {
         assert_eq!(distance("kitten", "sitting"), 3);
     }
 
+    /// Goal: words of other programs lead to ours. Method: those of HAProxy, nginx and Envoy for policies.
+    #[test]
+    fn words_of_other_programs_are_known() {
+        let words = ["first", "round-robin", "least-connections", "random-two", "hash"];
+        for (given, meant) in [
+            ("leastconn", "least-connections"),
+            ("least_conn", "least-connections"),
+            ("LEAST_REQUEST", "least-connections"),
+            ("roundrobin", "round-robin"),
+            ("round_robin", "round-robin"),
+            ("ip_hash", "hash"),
+            ("source", "hash"),
+            ("random", "random-two"),
+            ("power_of_two", "random-two"),
+        ] {
+            assert_eq!(nearest(given, words.into_iter()), Some(meant), "{given}");
+            assert_eq!(nearest(given, ["listen"].into_iter()), None, "{given}");
+        }
+    }
+
     /// Goal: advice is given where there is some. Method: messages as the parser writes them.
     #[test]
     fn messages_get_their_advice() {
@@ -81,7 +128,9 @@ mod tests {
         assert_eq!(advice("unknown field `"), None);
         assert_eq!(advice("missing field `to`"), None);
         assert!(advice("invalid type: string \"a\", expected a sequence").is_some());
-        assert!(advice("duplicate field `connections_max`").is_some());
+        let message = "unknown variant `slice`, expected `copy` or `splice`";
+        assert_eq!(worded(message), "unknown variant `slice`: did you mean `splice`?");
+        assert_eq!(worded("missing field `to`"), "missing field `to`");
         let message = "invalid value: integer `-1`, expected u32";
         let meant = "write a whole number from 0 to 4294967295, without quotes";
         assert_eq!(advice(message).as_deref(), Some(meant));

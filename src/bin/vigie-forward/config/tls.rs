@@ -5,15 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Deserialize;
 
-use super::{EndpointUri, Relay, TargetUri, values::one_or_more};
+use super::{EndpointUri, Relay, TargetUri, check::Findings, tables::One, values::one_or_more};
 
 /// TLS with clients: it ends here, or it is passed through.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    default,
-    expecting = "a table, as in tls = { certificate = \"chain.pem\", key = \"key.pem\" }"
-)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct ClientTls {
     /// Speak TLS with clients, with the certificates in this file: PEM, the own one first. SIGHUP reads it again.
     #[arg(
@@ -36,7 +32,7 @@ pub(crate) struct ClientTls {
         value_name = "PROTOCOL",
         requires = "tls_certificate"
     )]
-    #[serde(deserialize_with = "text_or_more")]
+    #[serde(deserialize_with = "one_or_more")]
     pub(crate) alpn: Vec<String>,
 
     /// Serve only clients whose certificate is signed by an authority in this PEM file. Default: clients are not asked for a certificate.
@@ -60,11 +56,7 @@ pub(crate) struct ClientTls {
 
 /// TLS with targets.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    default,
-    expecting = "a table, as in to_tls = {} or to_tls = { server_name = \"web.example\" }"
-)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct TargetTls {
     /// Speak TLS with targets, whose certificates are checked.
     #[arg(id = "to_tls", long = "to-tls")]
@@ -95,7 +87,7 @@ pub(crate) struct TargetTls {
 
     /// A protocol that is offered to targets by ALPN; may be repeated. Default: none.
     #[arg(id = "to_tls_alpn", long = "to-tls-alpn", value_name = "PROTOCOL", requires = "to_tls")]
-    #[serde(deserialize_with = "text_or_more")]
+    #[serde(deserialize_with = "one_or_more")]
     pub(crate) alpn: Vec<String>,
 }
 
@@ -103,7 +95,7 @@ pub(crate) struct TargetTls {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Route {
-    #[serde(deserialize_with = "text_or_more")]
+    #[serde(deserialize_with = "one_or_more")]
     pub(crate) names: Vec<String>,
     #[serde(deserialize_with = "read_client_tls")]
     pub(crate) tls: ClientTls,
@@ -117,28 +109,14 @@ pub(crate) struct Route {
 pub(super) fn read_client_tls<'de, D: serde::Deserializer<'de>>(
     from: D,
 ) -> Result<ClientTls, D::Error> {
-    Ok(ClientTls { is_given: true, ..ClientTls::deserialize(from)? })
+    Ok(ClientTls { is_given: true, ..One::<ClientTls>::deserialize(from)?.0 })
 }
 
 /// Reads TLS with targets: a table, even an empty one, turns it on.
 pub(super) fn read_target_tls<'de, D: serde::Deserializer<'de>>(
     from: D,
 ) -> Result<TargetTls, D::Error> {
-    Ok(TargetTls { is_on: true, ..TargetTls::deserialize(from)? })
-}
-
-/// Reads a list of texts, or a single one without brackets.
-fn text_or_more<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a string, or a list of strings")]
-    enum Texts {
-        One(String),
-        More(Vec<String>),
-    }
-    Ok(match Texts::deserialize(from)? {
-        Texts::One(text) => vec![text],
-        Texts::More(texts) => texts,
-    })
+    Ok(TargetTls { is_on: true, ..One::<TargetTls>::deserialize(from)?.0 })
 }
 
 impl ClientTls {
@@ -146,26 +124,34 @@ impl ClientTls {
         self.certificate.is_some() || self.key.is_some() || self.pass_through
     }
 
-    fn check(&self) -> Result<(), String> {
-        match (&self.certificate, &self.key) {
-            (Some(_), Some(_)) if self.pass_through => {
-                Err("`tls` has `certificate` and `pass_through`: TLS ends here, or it does not"
-                    .to_owned())
+    /// Checks it, without reading files. `at` is its key.
+    fn check(&self, at: &str, found: &mut Findings<'_>) {
+        let ends_here = "is for TLS that ends here, and this one is passed through";
+        let part = |key: &str| format!("{at}.{key}");
+        let has_certificate = self.certificate.is_some() || self.key.is_some();
+        found.check(
+            has_certificate || self.pass_through,
+            &[at],
+            "`tls` needs `certificate` and `key`, or `pass_through = true`",
+        );
+        found.check(
+            !has_certificate || !self.pass_through,
+            &[&part("pass_through"), at],
+            "`tls` has `certificate` and `pass_through`: TLS ends here, or it does not",
+        );
+        if has_certificate {
+            let problem = "`tls` has a `certificate` without its `key`";
+            found.check(self.key.is_some(), &[&part("certificate"), &part("key")], problem);
+            let problem = "`tls` has a `key` without its `certificate`";
+            found.check(self.certificate.is_some(), &[&part("key"), &part("certificate")], problem);
+        } else if self.pass_through {
+            for (key, is_used) in
+                [("alpn", !self.alpn.is_empty()), ("client_ca", self.client_ca.is_some())]
+            {
+                found.check(!is_used, &[&part(key), at], format!("`{key}` {ends_here}"));
             }
-            (None, None) if !self.pass_through => {
-                Err("`tls` needs `certificate` and `key`, or `pass_through = true`".to_owned())
-            }
-            (None, None) if !self.alpn.is_empty() => {
-                Err("`alpn` is for TLS that ends here, and this one is passed through".to_owned())
-            }
-            (None, None) if self.client_ca.is_some() => {
-                Err("`client_ca` is for TLS that ends here, and this one is passed through"
-                    .to_owned())
-            }
-            (Some(_), None) => Err("`tls` has a `certificate` without its `key`".to_owned()),
-            (None, Some(_)) => Err("`tls` has a `key` without its `certificate`".to_owned()),
-            _ => Ok(()),
         }
+        alpn(&part("alpn"), &self.alpn, found);
     }
 }
 
@@ -179,40 +165,66 @@ impl TargetTls {
         })
     }
 
-    fn check(&self, to: &[TargetUri]) -> Result<(), String> {
-        if self.certificate.is_some() != self.key.is_some() {
-            return Err("`to_tls` needs `certificate` and `key`, or neither".to_owned());
+    fn check(&self, at: &str, to: &[TargetUri], found: &mut Findings<'_>) {
+        let part = |key: &str| format!("{at}.{key}");
+        found.check(
+            self.certificate.is_some() == self.key.is_some(),
+            &[at, &part("certificate"), &part("key")],
+            "`to_tls` needs `certificate` and `key`, or neither",
+        );
+        if let Some(to) = to.iter().find(|to| self.is_on && self.name_for(to).is_none()) {
+            found.add(
+                &[at, "to", "listen"],
+                format!("`to_tls` needs the `server_name` of {to}: its address does not say it"),
+            );
         }
-        let nameless = to.iter().find(|to| self.is_on && self.name_for(to).is_none());
-        nameless.map_or(Ok(()), |to| {
-            Err(format!("`to_tls` needs the `server_name` of {to}: its address does not say it"))
-        })
+        alpn(&part("alpn"), &self.alpn, found);
+    }
+}
+
+/// Checks the names of protocols.
+fn alpn(at: &str, protocols: &[String], found: &mut Findings<'_>) {
+    for (index, protocol) in protocols.iter().enumerate() {
+        let problem = match protocol.as_str() {
+            quic if ["h3", "hq", "doq"].contains(&quic) || quic.starts_with("h3-") => {
+                "is a protocol of QUIC, and this is TLS over streams: h2 and http/1.1 are HTTP's"
+            }
+            "h2c" => "is HTTP/2 without TLS: with TLS it is h2",
+            "http/2" | "http2" | "HTTP/2" => "is no protocol's name: that of HTTP/2 is h2",
+            "http1.1" | "HTTP/1.1" | "http1" | "h1" => {
+                "is no protocol's name: that of HTTP/1.1 is http/1.1"
+            }
+            _ => continue,
+        };
+        found.add(&[&format!("{at}.{index}")], format!("`{protocol}` {problem}"));
     }
 }
 
 /// Checks the settings of TLS; without reading files.
-pub(super) fn check(relay: &Relay) -> Result<(), String> {
+pub(super) fn check(relay: &Relay, found: &mut Findings<'_>) {
     if relay.tls.is_given || relay.tls.is_on() {
-        relay.tls.check()?;
+        relay.tls.check("tls", found);
     }
-    relay.to_tls.check(&relay.to)?;
-    for route in &relay.route {
-        if route.names.is_empty() {
-            return Err(
-                "a route has no `names`: it needs at least one, as in web.example".to_owned()
-            );
-        }
-        route.tls.check()?;
+    relay.to_tls.check("to_tls", &relay.to, found);
+    for (index, route) in relay.route.iter().enumerate() {
+        let part = |key: &str| format!("route.{index}.{key}");
+        found.check(
+            !route.names.is_empty(),
+            &[&part("names")],
+            "a route has no `names`: it needs at least one, as in web.example",
+        );
+        route.tls.check(&part("tls"), found);
         let to = if route.to.is_empty() { &relay.to } else { &route.to };
-        route.to_tls.check(to)?;
-        if route.to.is_empty() && route.to_tls.is_on {
-            return Err(format!(
+        route.to_tls.check(&part("to_tls"), to, found);
+        found.check(
+            !route.to.is_empty() || !route.to_tls.is_on,
+            &[&part("to_tls"), &part("to"), &part("names")],
+            format!(
                 "the route of `{}` has `to_tls` without `to`: the relay's own `to_tls` says how its targets are reached",
-                route.names[0]
-            ));
-        }
+                route.names.first().map_or("", String::as_str)
+            ),
+        );
     }
-    Ok(())
 }
 
 /// Returns whether a setting of TLS is there.

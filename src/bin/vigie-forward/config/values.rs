@@ -1,13 +1,6 @@
 //! The values of settings, parsed from text: the same on the command line and in a file.
 
-use std::{
-    fmt,
-    marker::PhantomData,
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    str::FromStr,
-    time::Duration,
-};
+use std::{fmt, marker::PhantomData, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::ValueEnum;
 use serde::{
@@ -34,8 +27,7 @@ impl BadValue {
 }
 
 /// An endpoint of streams or datagrams.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EndpointUri {
     Tcp(SocketAddr),
     Udp(SocketAddr),
@@ -181,15 +173,10 @@ pub(crate) struct TargetUri {
 /// The largest weight of a target.
 const WEIGHT_MAX: u16 = 256;
 
-impl TargetUri {
-    fn new(url: EndpointUri, weight: u64) -> Result<Self, BadValue> {
-        match u16::try_from(weight) {
-            Ok(weight) if (1..=WEIGHT_MAX).contains(&weight) => Ok(Self { url, weight }),
-            _ => {
-                Err(BadValue::new(format!("`weight` must be 1 to {WEIGHT_MAX}, and not {weight}")))
-            }
-        }
-    }
+fn checked_weight(weight: i64) -> Result<u16, BadValue> {
+    let bad = || BadValue::new(format!("`weight` must be 1 to {WEIGHT_MAX}, and not {weight}"));
+    let weight = u16::try_from(weight).map_err(|_| bad())?;
+    if (1..=WEIGHT_MAX).contains(&weight) { Ok(weight) } else { Err(bad()) }
 }
 
 impl FromStr for TargetUri {
@@ -202,7 +189,7 @@ impl FromStr for TargetUri {
         let number = weight.parse().map_err(|_| {
             BadValue::new(format!("`{weight}` must be a weight, as in tcp://192.0.2.1:80,weight=3"))
         })?;
-        Self::new(url.parse()?, number)
+        Ok(Self { url: url.parse()?, weight: checked_weight(number)? })
     }
 }
 
@@ -221,12 +208,16 @@ impl<'de> Deserialize<'de> for TargetUri {
         #[serde(deny_unknown_fields)]
         struct Table {
             url: EndpointUri,
-            #[serde(default = "one")]
-            weight: u64,
+            #[serde(default = "one", deserialize_with = "weight")]
+            weight: u16,
         }
 
-        const fn one() -> u64 {
+        const fn one() -> u16 {
             1
+        }
+
+        fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+            checked_weight(i64::deserialize(from)?).map_err(de::Error::custom)
         }
 
         struct TargetVisitor;
@@ -245,8 +236,8 @@ impl<'de> Deserialize<'de> for TargetUri {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<TargetUri, A::Error> {
-                let table = Table::deserialize(MapAccessDeserializer::new(table))?;
-                TargetUri::new(table.url, table.weight).map_err(de::Error::custom)
+                let Table { url, weight } = Table::deserialize(MapAccessDeserializer::new(table))?;
+                Ok(TargetUri { url, weight })
             }
         }
 
@@ -256,11 +247,7 @@ impl<'de> Deserialize<'de> for TargetUri {
 
 /// Active checks of a relay's targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    default,
-    expecting = "a table, as in check = { every = \"2s\" }; check = {} is one with all defaults"
-)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct Check {
     pub(crate) every: Time,
     pub(crate) timeout: Time,
@@ -301,11 +288,7 @@ impl FromStr for Check {
 
 /// The budget of retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    default,
-    expecting = "a table, as in retries = { percent = 20, min_per_second = 10 }"
-)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct Retries {
     pub(crate) percent: u32,
     pub(crate) min_per_second: u32,
@@ -400,8 +383,7 @@ impl fmt::Display for Time {
 }
 
 /// A range of ports, inclusive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ports {
     pub(crate) first: u16,
     pub(crate) last: u16,
@@ -435,8 +417,7 @@ pub(crate) enum TransportProtocol {
 }
 
 /// A public port forwarded to an inside server: `tcp:8080=10.0.0.2:80`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Publish {
     pub(crate) transport: TransportProtocol,
     pub(crate) port: u16,
@@ -565,8 +546,7 @@ pub(crate) enum LogChoice {
 }
 
 /// The place of the log's lines.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum LogTarget {
     #[default]
     Stdout,
@@ -586,14 +566,6 @@ impl FromStr for LogTarget {
                 "`{other}` must be `stdout`, `stderr` or the path of a file, as in /var/log/forward.log or ./forward.log"
             ))),
         }
-    }
-}
-
-impl TryFrom<String> for LogTarget {
-    type Error = BadValue;
-
-    fn try_from(text: String) -> Result<Self, BadValue> {
-        text.parse()
     }
 }
 
@@ -637,9 +609,18 @@ pub(crate) enum FrameMode {
 }
 
 /// A range of addresses: `10.0.0.0/8`, or a single one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range(pub(crate) AddressRange);
+
+impl Range {
+    /// Returns whether it has all addresses of another one.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        let [own, other] = [self, other].map(|range| range.0.to_string().parse::<Prefix>().ok());
+        own.zip(other).is_some_and(|(own, other)| {
+            own.length_bits() <= other.length_bits() && own.contains(other.address())
+        })
+    }
+}
 
 impl FromStr for Range {
     type Err = BadValue;
@@ -655,8 +636,7 @@ impl FromStr for Range {
 }
 
 /// A network whose addresses are translated: `10.0.0.0/24`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inside(pub(crate) Prefix);
 
 impl FromStr for Inside {
@@ -677,13 +657,13 @@ impl FromStr for Inside {
 pub(super) fn one_or_more<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
-    T: Deserialize<'de> + FromStr<Err = BadValue>,
+    T: Deserialize<'de> + FromStr<Err: fmt::Display>,
 {
     struct ListVisitor<T>(PhantomData<T>);
 
     impl<'de, T> Visitor<'de> for ListVisitor<T>
     where
-        T: Deserialize<'de> + FromStr<Err = BadValue>,
+        T: Deserialize<'de> + FromStr<Err: fmt::Display>,
     {
         type Value = Vec<T>;
 
@@ -707,24 +687,32 @@ where
     deserializer.deserialize_any(ListVisitor(PhantomData))
 }
 
-macro_rules! from_string {
-    ($($type:ty),*) => {$(
-        impl TryFrom<String> for $type {
-            type Error = BadValue;
+/// Parses a string. (serde's `try_from` would lose its place.)
+struct TextVisitor<T>(PhantomData<T>);
 
-            fn try_from(text: String) -> Result<Self, BadValue> {
-                text.parse()
+impl<T: FromStr<Err = BadValue>> Visitor<'_> for TextVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
+macro_rules! from_text {
+    ($($type:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_str(TextVisitor(PhantomData))
             }
         }
     )*};
 }
 
-from_string!(EndpointUri, Ports, Publish, Range, Inside);
-
-/// Returns whether an address is IPv4.
-pub(crate) const fn is_v4(address: &SocketAddr) -> bool {
-    matches!(address.ip(), IpAddr::V4(_))
-}
+from_text!(EndpointUri, LogTarget, Ports, Publish, Range, Inside);
 
 #[cfg(test)]
 mod tests {

@@ -31,7 +31,7 @@ use vigie::{
 
 use crate::{
     cli::FlowSide,
-    config::{EndpointUri, FlowConfig, FlowKind},
+    config::{EndpointUri, FileProblems, FlowConfig, FlowKind},
     instance::InstanceEvent,
     journal::log,
     kernel::{Change, NetlinkCache},
@@ -50,6 +50,9 @@ pub(crate) enum FlowError {
     Io { what: String, source: io::Error },
     #[error("{0}")]
     InvalidSetting(String),
+    /// As [`Self::InvalidSetting`], of one key of the flow, given by its path.
+    #[error("{problem}")]
+    InvalidKey { key: String, problem: String },
     #[error("{0}")]
     Rights(String),
     #[error(
@@ -182,10 +185,10 @@ pub(crate) struct Draining {
 }
 
 /// Reads the files that a flow needs, such as certificates, and nothing else.
-pub(crate) fn check_files(flow: &FlowConfig) -> Result<(), FlowError> {
+pub(crate) fn file_problems(flow: &FlowConfig) -> FileProblems {
     match &flow.kind {
-        FlowKind::Relay(relay) => relay::check_files(relay),
-        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => Ok(()),
+        FlowKind::Relay(relay) => relay::file_problems(relay),
+        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => Vec::new(),
     }
 }
 

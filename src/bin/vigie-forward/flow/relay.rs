@@ -28,8 +28,8 @@ use super::{
 use crate::{
     access_log,
     config::{
-        BalanceChoice, EndpointUri, FrameMode, HostPort, LengthForm, LogChoice, Relay, RelayMode,
-        Retries, TargetUri, uses_tls,
+        BalanceChoice, EndpointUri, FileProblems, FrameMode, HostPort, LengthForm, LogChoice,
+        Relay, RelayMode, Retries, TargetUri, uses_tls,
     },
     instance::InstanceEvent,
     journal::log,
@@ -101,12 +101,20 @@ fn upstream(to: &TargetUri) -> Option<Upstream> {
 }
 
 fn read_tls(relay: &Relay) -> Result<RelayTls, FlowError> {
-    tls::read(relay, upstream).map_err(|error| FlowError::InvalidSetting(error.to_string()))
+    tls::read(relay, upstream).map_err(|wrong| {
+        let (key, problem) = wrong.into_iter().next().unwrap_or_default();
+        FlowError::InvalidKey { key, problem }
+    })
 }
 
 /// Reads certificates and keys.
 pub(super) fn check_files(relay: &Relay) -> Result<(), FlowError> {
     read_tls(relay).map(drop)
+}
+
+/// Returns all that is wrong with certificates and keys.
+pub(super) fn file_problems(relay: &Relay) -> FileProblems {
+    tls::read(relay, upstream).err().unwrap_or_default()
 }
 
 fn prepare_streams(

@@ -1,11 +1,13 @@
 //! TLS of relays: certificates are read when a flow is prepared, and again at SIGHUP.
 
+use std::{fs::File, path::PathBuf};
+
 use vigie::forward::relay::{
     SniRoute, TlsConfigError, TlsIdentity, TlsOrigination, TlsRouter, TlsTermination, Upstream,
 };
 
 use crate::{
-    config::{ClientTls, Relay, TargetTls, TargetUri},
+    config::{ClientTls, FileProblems, Relay, TargetTls, TargetUri},
     journal::{counted, log},
 };
 
@@ -52,27 +54,109 @@ impl Identities {
     }
 }
 
-/// Reads all files that the TLS of a relay needs, and makes its targets.
+/// Reads all files that the TLS of a relay needs, and makes its targets; or says of each key what is wrong.
 pub(super) fn read(
     relay: &Relay,
     upstream: impl Fn(&TargetUri) -> Option<Upstream>,
-) -> Result<RelayTls, TlsConfigError> {
+) -> Result<RelayTls, FileProblems> {
     let mut identities = Identities::default();
-    let upstreams = targets(&relay.to, &relay.to_tls, &upstream, &mut identities)?;
-    let mut router = match termination(&relay.tls, &mut identities)? {
+    let mut wrong = FileProblems::new();
+    let upstreams = of_targets("to_tls", &relay.to_tls, &mut wrong, || {
+        targets(&relay.to, &relay.to_tls, &upstream, &mut identities)
+    });
+    let own =
+        of_clients("tls", &relay.tls, &mut wrong, || termination(&relay.tls, &mut identities));
+    let mut router = match own {
         Some(termination) => TlsRouter::terminate(termination),
         None if relay.tls.pass_through => TlsRouter::pass_through(),
         None => TlsRouter::by_name_only(),
     };
-    for route in &relay.route {
-        let to = targets(&route.to, &route.to_tls, &upstream, &mut identities)?;
-        let made = termination(&route.tls, &mut identities)?
-            .map_or_else(SniRoute::pass_through, SniRoute::terminate);
+    for (index, route) in relay.route.iter().enumerate() {
+        let key = |key: &str| format!("route.{index}.{key}");
+        let to = of_targets(&key("to_tls"), &route.to_tls, &mut wrong, || {
+            targets(&route.to, &route.to_tls, &upstream, &mut identities)
+        });
+        let own = of_clients(&key("tls"), &route.tls, &mut wrong, || {
+            termination(&route.tls, &mut identities)
+        });
+        let made = own.map_or_else(SniRoute::pass_through, SniRoute::terminate);
         let made = route.names.iter().fold(made, |made, name| made.name(name.as_str()));
-        router = router.route(to.into_iter().fold(made, SniRoute::upstream))?;
+        let with_route = router.route(to.into_iter().fold(made, SniRoute::upstream));
+        router = with_route.unwrap_or_else(|error| {
+            let name = match &error {
+                TlsConfigError::Name { name } | TlsConfigError::DuplicateName { name } => name,
+                _ => "",
+            };
+            let at = route.names.iter().rposition(|one| one == name).unwrap_or_default();
+            wrong.push((key(&format!("names.{at}")), error.to_string()));
+            TlsRouter::by_name_only()
+        });
+    }
+    if !wrong.is_empty() {
+        return Err(wrong);
     }
     let router = (relay.tls.is_on() || !relay.route.is_empty()).then_some(router);
     Ok(RelayTls { router, upstreams, identities })
+}
+
+/// Makes something of the files of TLS with clients.
+fn of_clients<T: Default>(
+    at: &str,
+    tls: &ClientTls,
+    wrong: &mut FileProblems,
+    make: impl FnOnce() -> Result<T, TlsConfigError>,
+) -> T {
+    let files =
+        [("certificate", &tls.certificate), ("key", &tls.key), ("client_ca", &tls.client_ca)];
+    of_files(at, files, wrong, make)
+}
+
+/// Makes something of the files of TLS with targets.
+fn of_targets<T: Default>(
+    at: &str,
+    tls: &TargetTls,
+    wrong: &mut FileProblems,
+    make: impl FnOnce() -> Result<T, TlsConfigError>,
+) -> T {
+    let files = [("certificate", &tls.certificate), ("key", &tls.key), ("ca", &tls.ca)];
+    of_files(at, files, wrong, make)
+}
+
+/// Makes something of files, or notes what is wrong with each.
+fn of_files<T: Default>(
+    at: &str,
+    files: [(&str, &Option<PathBuf>); 3],
+    wrong: &mut FileProblems,
+    make: impl FnOnce() -> Result<T, TlsConfigError>,
+) -> T {
+    let before = wrong.len();
+    for (key, path) in files {
+        if let Some(path) = path.clone()
+            && let Err(source) = File::open(&path)
+        {
+            let error = TlsConfigError::File { path, source };
+            wrong.push((format!("{at}.{key}"), error.to_string()));
+        }
+    }
+    if wrong.len() > before {
+        return T::default();
+    }
+    make().unwrap_or_else(|error| {
+        let key_of = |path| files.iter().find(|(_, file)| file.as_ref() == Some(path));
+        let key = match &error {
+            TlsConfigError::NoKey { .. } | TlsConfigError::KeyMismatch { .. } => Some("key"),
+            TlsConfigError::File { path, .. }
+            | TlsConfigError::Pem { path, .. }
+            | TlsConfigError::NoCertificate { path }
+            | TlsConfigError::Unusable { path, .. } => key_of(path).map(|(key, _)| *key),
+            TlsConfigError::Name { .. } => Some("server_name"),
+            TlsConfigError::Alpn { .. } => Some("alpn"),
+            _ => None,
+        };
+        let key = key.map_or_else(|| at.to_owned(), |key| format!("{at}.{key}"));
+        wrong.push((key, error.to_string()));
+        T::default()
+    })
 }
 
 fn termination(

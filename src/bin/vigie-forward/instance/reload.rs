@@ -48,9 +48,10 @@ impl Instance {
             self.shared.reload_files();
             return log("SIGHUP: there is no file to read again; all goes on");
         };
-        let config = match config::read(file) {
+        // Wrong certificates of flows that go on change nothing; those that begin read theirs.
+        let config = match config::read(file, |_| Vec::new()) {
             Ok(config) => config,
-            Err(error) => return self.refuse(vec![error.to_string().trim_end().to_owned()], 0),
+            Err(error) => return self.refuse(error.problems(), 0),
         };
         let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
         let mut begun: Vec<_> = begins.iter().map(|one| one.flow.name.clone()).collect();

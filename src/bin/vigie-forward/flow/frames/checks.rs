@@ -54,19 +54,20 @@ pub(super) fn check_interfaces(
 
     let is_wire = matches!(kind, FlowKind::L2(_));
     let mut flow_interfaces = Vec::new();
-    for name in names {
+    for (key, name) in kind.keyed_interfaces() {
+        let wrong = |problem| FlowError::InvalidKey { key: key.clone(), problem };
         let Some(interface) = cache.interface(name) else {
-            return Err(FlowError::InvalidSetting(format!(
+            return Err(wrong(format!(
                 "there is no interface `{name}` in this network namespace (`ip link` lists them)"
             )));
         };
         if interface.is_headerless && is_wire {
-            return Err(FlowError::InvalidSetting(format!(
+            return Err(wrong(format!(
                 "packets of interface `{name}` have no Ethernet header, so there is no frame to pass on: use `l3`"
             )));
         }
         if interface.mac.is_none() && !interface.is_headerless {
-            return Err(FlowError::InvalidSetting(format!(
+            return Err(wrong(format!(
                 "interface `{name}` is neither an Ethernet interface nor one without headers (tun, WireGuard, tunnels of IPv4)"
             )));
         }
@@ -77,7 +78,7 @@ pub(super) fn check_interfaces(
         if !interface.is_up {
             log(format!("interface {name} is down or has no carrier: waiting for it"));
         }
-        let (name, index, is_pair) = (name.clone(), interface.index, interface.is_pair);
+        let (name, index, is_pair) = (name.to_owned(), interface.index, interface.is_pair);
         let networks = cache.networks(index);
         let vlan = cache.vlan_of(index).map(str::to_owned);
         let is_headerless = interface.is_headerless;

@@ -1,0 +1,200 @@
+//! What is wrong with a configuration: all of it, with the place of each mistake in the file.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Range,
+    sync::Arc,
+};
+
+/// The most mistakes that are reported; reading ends there.
+const MISTAKES_MAX: usize = 100;
+
+/// A configuration file.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) file: String,
+    pub(super) text: String,
+}
+
+/// The place of a flow, or of the settings of the process, in its file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    /// `None`: the command line.
+    source: Option<Arc<Source>>,
+    /// The words before each message: "flow `web`: ".
+    subject: String,
+    /// The places of keys and of elements of lists, by path: `check.every`, `to.1`. The table itself is "".
+    places: BTreeMap<String, Range<usize>>,
+    /// The paths of keys that are missing, or whose values cannot be read; `to.*` is a list without some of its elements.
+    wrong: BTreeSet<String>,
+}
+
+/// Flows are the same wherever they are.
+impl PartialEq for Origin {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Origin {}
+
+impl Origin {
+    pub(super) fn new(source: &Arc<Source>, subject: impl Into<String>) -> Self {
+        Self { source: Some(Arc::clone(source)), subject: subject.into(), ..Self::default() }
+    }
+
+    /// The origin of a flow of the command line.
+    pub(crate) fn command_line(flow: &str) -> Self {
+        Self { subject: format!("flow `{flow}`: "), ..Self::default() }
+    }
+
+    pub(super) fn note_place(&mut self, path: &str, place: Range<usize>) {
+        self.places.insert(path.to_owned(), place);
+    }
+
+    /// Returns false if it was noted before.
+    pub(super) fn note_wrong(&mut self, path: &str) -> bool {
+        self.wrong.insert(path.to_owned())
+    }
+
+    pub(super) fn has_lost_elements(&self, list: &str) -> bool {
+        self.wrong.contains(&format!("{list}.*"))
+    }
+
+    /// Returns whether the value of this key, or a part of it, is not what the file says.
+    pub(super) fn is_wrong(&self, key: &str) -> bool {
+        let is_in = |outer: &str, inner: &str| {
+            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.wrong.iter().any(|wrong| is_in(wrong, key) || is_in(key, wrong))
+    }
+
+    /// Returns whether the file has this key.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.places.contains_key(key)
+    }
+
+    /// Returns the place of a key, or of the innermost table that lacks it.
+    fn place(&self, mut key: &str) -> Option<Range<usize>> {
+        loop {
+            match self.places.get(key) {
+                Some(place) => return Some(place.clone()),
+                None if key.is_empty() => return None,
+                None => key = key.rsplit_once('.').map_or("", |(outer, _)| outer),
+            }
+        }
+    }
+
+    /// Returns a message about a key ("": the table), with its place.
+    pub(crate) fn describe(&self, key: &str, problem: &str) -> Located {
+        self.at(self.place(key), problem)
+    }
+
+    fn at(&self, place: Option<Range<usize>>, problem: &str) -> Located {
+        let said = format!("{}{problem}", self.subject);
+        match (&self.source, place) {
+            (Some(source), Some(place)) => source.at(&place, &said),
+            (Some(source), None) => {
+                Located { text: format!("{}: {said}", source.file), ..Located::default() }
+            }
+            (None, _) => Located { text: said, ..Located::default() },
+        }
+    }
+}
+
+impl Source {
+    fn at(&self, place: &Range<usize>, said: &str) -> Located {
+        let before = self.text.get(..place.start).unwrap_or(&self.text);
+        let start = before.rfind('\n').map_or(0, |at| at + 1);
+        let indent = &before[start..];
+        let (line, column) = (before.matches('\n').count() + 1, indent.chars().count() + 1);
+        let content = self.text[start..].lines().next().unwrap_or_default();
+        let marked = content.get(indent.len()..).unwrap_or_default();
+        let count = marked.char_indices().take_while(|(at, _)| *at < place.len()).count().max(1);
+        let margin = " ".repeat(line.to_string().len());
+        let indent: String =
+            indent.chars().map(|letter| if letter == '\t' { '\t' } else { ' ' }).collect();
+        Located {
+            offset: place.start,
+            text: format!("{}, line {line}, column {column}: {said}", self.file),
+            mark: format!(
+                "\n{margin} |\n{line} | {content}\n{margin} | {indent}{}",
+                "^".repeat(count)
+            ),
+        }
+    }
+}
+
+/// A message with its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Located {
+    offset: usize,
+    /// On one line.
+    pub(crate) text: String,
+    /// The line of the file, with a mark below; empty if there is none.
+    mark: String,
+}
+
+impl fmt::Display for Located {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.text, self.mark)
+    }
+}
+
+/// All that is wrong with a configuration.
+#[derive(Debug, Default)]
+pub(crate) struct Mistakes(Vec<Located>);
+
+impl Mistakes {
+    /// Adds what is wrong with the first of these keys because of the others; unless one of them is wrong by itself, so that this may be a
+    /// mere consequence, or something was said of the same value.
+    pub(super) fn add(&mut self, origin: &Origin, keys: &[&str], problem: impl AsRef<str>) {
+        let key = keys.first().copied().unwrap_or_default();
+        let is_said = |place: &Range<usize>| self.0.iter().any(|one| one.offset == place.start);
+        let is_said = origin.places.get(key).is_some_and(|place| !key.is_empty() && is_said(place));
+        if !is_said && !keys.iter().any(|key| origin.is_wrong(key)) {
+            self.push(origin.describe(key, problem.as_ref()));
+        }
+    }
+
+    pub(super) fn add_at(&mut self, origin: &Origin, place: Range<usize>, problem: &str) {
+        self.push(origin.at(Some(place), problem));
+    }
+
+    fn push(&mut self, mistake: Located) {
+        if !self.is_full() {
+            self.0.push(mistake);
+        }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.0.len() >= MISTAKES_MAX
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns them in the order of the file, if there are any.
+    pub(super) fn into_result(mut self) -> Result<(), Self> {
+        self.0.sort_by_key(|mistake| mistake.offset);
+        if self.0.is_empty() { Ok(()) } else { Err(self) }
+    }
+
+    pub(crate) fn list(&self) -> &[Located] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<_> = self.0.iter().map(Located::to_string).collect();
+        f.write_str(&all.join("\n"))?;
+        match all.len() {
+            0 | 1 => Ok(()),
+            MISTAKES_MAX => write!(f, "\n{MISTAKES_MAX} errors, and there may be more"),
+            count => write!(f, "\n{count} errors"),
+        }
+    }
+}
