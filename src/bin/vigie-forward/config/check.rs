@@ -106,34 +106,33 @@ fn no_folder(key: &str, path: &Path, example: &str, found: &mut Findings<'_>) {
 /// relay's own, or by other relays. Any address of the host that is not a loopback one is taken for another host's.
 fn circles(config: &Config, mistakes: &mut Mistakes) {
     let relays = config.flows.iter().filter_map(|flow| match &flow.kind {
-        FlowKind::Relay(relay) if !flow.origin.is_wrong("listen") => Some((flow, relay)),
+        FlowKind::Relay(relay) if !flow.origin.is_wrong("listen") => {
+            Some((flow, &relay.listen, all_targets(relay).collect::<Vec<_>>()))
+        }
         _ => None,
     });
     let relays: Vec<_> = relays.collect();
     let mut reported = vec![false; relays.len()];
-    for (index, (flow, relay)) in relays.iter().enumerate() {
+    for (index, (flow, listen, _)) in relays.iter().enumerate() {
         let mut passed = vec![index];
         let mut next = 0;
         while let (Some(&from), false) = (passed.get(next), reported[index]) {
             next += 1;
-            for (at, (_, to)) in relays.iter().enumerate() {
-                let mut targets = all_targets(relays[from].1);
-                let Some((key, _)) =
-                    targets.find(|(_, target)| arrives_at(&target.url, &to.listen))
-                else {
+            for (at, (_, to, _)) in relays.iter().enumerate() {
+                let mut targets = relays[from].2.iter();
+                let Some((key, _)) = targets.find(|(_, target)| arrives_at(&target.url, to)) else {
                     continue;
                 };
                 if at == index {
                     let (key, by) = match relays[from].0 {
-                        _ if from == index => (key, String::new()),
-                        other => ("to".to_owned(), format!(" by flow `{}`", other.name)),
+                        _ if from == index => (key.as_str(), String::new()),
+                        other => ("to", format!(" by flow `{}`", other.name)),
                     };
                     let problem = format!(
-                        "{} would relay to itself{by}, and each connection would come back without end: give \
-                         `to` another endpoint",
-                        relay.listen
+                        "{listen} would relay to itself{by}, and each connection would come back without end: give \
+                         `to` another endpoint"
                     );
-                    mistakes.add(&flow.origin, &[&key], problem);
+                    mistakes.add(&flow.origin, &[key], problem);
                     passed.iter().for_each(|&one| reported[one] = true);
                     break;
                 }

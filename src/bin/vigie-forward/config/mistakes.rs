@@ -10,6 +10,9 @@ use std::{
 /// The most mistakes that are reported; reading ends there.
 const MISTAKES_MAX: usize = 100;
 
+/// The longest line that is shown.
+const LINE_BYTES_MAX: usize = 500;
+
 /// A configuration file.
 #[derive(Debug)]
 pub(super) struct Source {
@@ -115,14 +118,13 @@ impl Source {
         let margin = " ".repeat(line.to_string().len());
         let indent: String =
             indent.chars().map(|letter| if letter == '\t' { '\t' } else { ' ' }).collect();
-        Located {
-            offset: place.start,
-            text: format!("{}, line {line}, column {column}: {said}", self.file),
-            mark: format!(
-                "\n{margin} |\n{line} | {content}\n{margin} | {indent}{}",
-                "^".repeat(count)
-            ),
-        }
+        let mark = if content.len() > LINE_BYTES_MAX {
+            String::new()
+        } else {
+            format!("\n{margin} |\n{line} | {content}\n{margin} | {indent}{}", "^".repeat(count))
+        };
+        let text = format!("{}, line {line}, column {column}: {said}", self.file);
+        Located { offset: place.start, text, mark }
     }
 }
 
@@ -132,7 +134,7 @@ pub(crate) struct Located {
     offset: usize,
     /// On one line.
     pub(crate) text: String,
-    /// The line of the file, with a mark below; empty if there is none.
+    /// The line of the file, with a mark below; empty if there is none, or it is long.
     mark: String,
 }
 

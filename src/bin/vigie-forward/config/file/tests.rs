@@ -637,7 +637,9 @@ fn mistakes_are_limited() {
     for text in [flows, targets] {
         let error = parse("f", &text).expect_err("it is wrong");
         assert_eq!(error.problems().len(), 100);
-        assert!(error.to_string().ends_with("\n100 errors, and there may be more"), "{error}");
+        let shown = error.to_string();
+        assert!(shown.ends_with("\n100 errors, and there may be more"), "{shown}");
+        assert!(shown.len() < 100 * 200, "a long line is shown");
     }
 }
 
