@@ -61,7 +61,7 @@ fn socket_of(process: &Path) -> Option<PathBuf> {
             let file = folder.join(run.config);
             // A pipe, or /dev/stdin, which is another one here, would be waited for.
             let is_file = fs::metadata(&file).is_ok_and(|found| found.is_file());
-            is_file.then(|| config::read(&file).ok())??.process
+            is_file.then(|| config::read(&file, |_| Vec::new()).ok())??.process
         }
         _ => return None,
     };
