@@ -15,9 +15,10 @@ pub(crate) struct WakeList {
 impl WakeList {
     /// Wakes all wakers. The caller holds no lock of the server.
     pub(crate) fn wake_all(&mut self) {
-        for waker in self.wakers.drain(..) {
-            // One waker's panic must not cost the others their wake-up.
-            let _ = caught("wake", || waker.wake());
+        let mut wakers = self.wakers.drain(..);
+        while wakers.len() > 0 {
+            // One waker's panic must not cost those behind it their wake-up.
+            let _ = caught("wake", || wakers.by_ref().for_each(Waker::wake));
         }
     }
 }

@@ -82,6 +82,10 @@ macro_rules! either {
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 
 impl RelayStream for Connection {
+    fn poll_readable(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_read_ready(cx))
+    }
+
     fn poll_read(&self, cx: &Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
         either!(self, stream => retry(|| stream.try_read(room), || stream.poll_read_ready(cx)))
     }

@@ -30,6 +30,10 @@ macro_rules! either {
 }
 
 impl RelayStream for PeerStream {
+    fn poll_readable(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_readable(cx))
+    }
+
     fn poll_read(&self, cx: &Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
         either!(self, stream => stream.poll_read(cx, room))
     }

@@ -149,8 +149,16 @@ impl RawPump {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            self.prepare(resources, from.can_splice() && to.can_splice());
-            match self.take(cx, from, resources) {
+            // First: most polls find one direction idle, which needs no buffer.
+            let taken = match from.poll_readable(cx) {
+                Poll::Ready(Ok(())) => {
+                    self.prepare(resources, from.can_splice() && to.can_splice());
+                    self.take(cx, from, resources)
+                }
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            };
+            match taken {
                 Poll::Ready(Ok(0)) => self.has_ended = true,
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => {

@@ -11,6 +11,11 @@ use super::{pipes::Pipe, resources::RelayResources};
 ///
 /// One task waits in each direction. A read or a fill of no bytes means the end of the stream.
 pub(super) trait RelayStream {
+    /// Waits until it is worth trying to read or to fill. Ready by default.
+    fn poll_readable(&self, _: &Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
     fn poll_read(&self, cx: &Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>>;
 
     fn poll_write(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
