@@ -173,7 +173,7 @@ impl TrainSocket {
     }
 
     /// Receives what is there, at most `max` messages, without waiting: one where the network is simulated. If it is fewer than could be, the socket
-    /// counts as not readable until something arrives. What `arrivals` had is gone.
+    /// counts as not readable until something arrives. Discards what `arrivals` held.
     pub(super) fn try_receive(&self, arrivals: &mut Arrivals, max: usize) -> io::Result<()> {
         arrivals.arrivals.clear();
         arrivals.used = 0;

@@ -342,31 +342,30 @@ impl UdpRelay {
         }
         loop {
             let drain = *draining.borrow_and_update();
-            if drain.is_some() && shared.counters.active.value() == 0 {
+            let has_unsent = !unsent.arrivals.is_used_up();
+            if drain.is_some() && shared.counters.active.value() == 0 && !has_unsent {
                 return Ok(());
             }
             if drain.is_some_and(|drain| drain.is_handed_over) {
                 receiving = None;
             }
-            let changed = select(draining.changed(), shared.emptied.notified());
             let receives = receiving.is_some();
-            let received = select(shared.readable(receives), changed);
-            let received = match drain {
-                None => Some(received.await),
-                Some(drain) => timeout_at(&shared.server, drain.deadline, received).await?,
-            };
-            match received {
-                None => return Ok(()),
-                Some(Either::Right(_)) => {}
-                Some(Either::Left(Ok(()))) => {
-                    while shared.forward_all(&mut unsent.arrivals, drain.is_some(), &mut spawn) {
-                        yield_now().await;
-                        if unsent.arrivals.is_used_up() {
-                            break;
-                        }
-                    }
+            if !has_unsent {
+                let changed = select(draining.changed(), shared.emptied.notified());
+                let received = select(shared.readable(receives), changed);
+                let received = match drain {
+                    None => Some(received.await),
+                    Some(drain) => timeout_at(&shared.server, drain.deadline, received).await?,
+                };
+                match received {
+                    None => return Ok(()),
+                    Some(Either::Right(_)) => continue,
+                    Some(Either::Left(readable)) => readable?,
                 }
-                Some(Either::Left(Err(error))) => return Err(error),
+            }
+            let receiving = (receives, drain.is_some());
+            if shared.forward_all(&mut unsent.arrivals, receiving, &mut spawn) {
+                yield_now().await;
             }
         }
     }
@@ -431,25 +430,28 @@ impl UdpShared {
         if receives { self.socket.socket().readable().await } else { std::future::pending().await }
     }
 
-    /// Sends what has come from clients to the upstream, for some time. What is left in `arrivals` comes first in the next call. Returns whether more
-    /// may be there.
+    /// Sends what is left in `arrivals`, and then what it receives, for some time. Returns whether more may be there.
     fn forward_all(
         self: &Arc<Self>,
         arrivals: &mut Arrivals,
-        is_draining: bool,
+        (receives, is_draining): (bool, bool),
         spawn: &mut impl FnMut(ConnectionTask),
     ) -> bool {
         let end = self.server.now() + POLL_TIME;
-        let mut left = ARRIVALS_MAX;
+        // What is left came before the drain.
+        let (mut left, mut refuses) = (ARRIVALS_MAX, false);
         loop {
             let is_in_time = arrivals.each_train(|train, client| {
                 if let Some(client) = client {
-                    self.forward(client, train, is_draining, spawn);
+                    self.forward(client, train, refuses, spawn);
                 }
                 self.server.now() < end
             });
             if !is_in_time || left == 0 {
                 return true;
+            }
+            if !receives {
+                return false;
             }
             match self.socket.try_receive(arrivals, ARRIVALS_MAX) {
                 Ok(()) => {}
@@ -457,26 +459,26 @@ impl UdpShared {
                 // An error about a datagram to a client that is gone.
                 Err(_) => self.counters.unreachable.add(1),
             }
-            left = left.saturating_sub(arrivals.len().max(1));
+            (left, refuses) = (left.saturating_sub(arrivals.len().max(1)), is_draining);
         }
     }
 
-    /// Sends a client's datagrams to the upstream, in its session.
+    /// Sends a client's datagrams to the upstream, in its session, unless it has none and `refuses` says that no more begin.
     fn forward(
         self: &Arc<Self>,
         client: SocketAddr,
         train: Train<'_>,
-        is_draining: bool,
+        refuses: bool,
         spawn: &mut impl FnMut(ConnectionTask),
     ) {
-        let Some(mut session) = self.session_for(client, is_draining, spawn) else { return };
+        let Some(mut session) = self.session_for(client, refuses, spawn) else { return };
         // An error about an earlier datagram is reported instead of sending this one.
         let mut sent = session.upstream.try_send(train, None);
         if let (0, _, Some(error)) = &sent
             && error.kind() == io::ErrorKind::ConnectionRefused
         {
             sent = if self.note_unreachable(&session, error) {
-                let Some(next) = self.session_for(client, is_draining, spawn) else { return };
+                let Some(next) = self.session_for(client, refuses, spawn) else { return };
                 session = next;
                 session.upstream.try_send(train, None)
             } else {
@@ -495,7 +497,7 @@ impl UdpShared {
     fn session_for(
         self: &Arc<Self>,
         client: SocketAddr,
-        is_draining: bool,
+        refuses: bool,
         spawn: &mut impl FnMut(ConnectionTask),
     ) -> Option<Arc<UdpSession>> {
         if let Some(session) = self.session(client) {
@@ -511,7 +513,7 @@ impl UdpShared {
             self.note_refused(client, ConnectionEnd::OverSourceMax, None);
             return None;
         };
-        let opened = if is_draining {
+        let opened = if refuses {
             Err(io::Error::other("the relay is draining"))
         } else {
             self.open(client, source)
@@ -757,7 +759,8 @@ impl UdpShared {
     }
 }
 
-/// A poll sends no train after this time. Beside polls of 75 µs the scheduler keeps a thread in the poller, which each datagram would wake.
+/// A poll begins no train after this time. While polls take longer than 75 µs, the scheduler keeps a second thread in the poller, and each datagram
+/// would wake it.
 const POLL_TIME: Duration = Duration::from_micros(40);
 
 /// The most messages that a session receives at once: all of them are sent before its poll ends.
