@@ -22,7 +22,10 @@ use vigie_forward::{
 };
 use vigie_via::link::MacAddress;
 
-use crate::traffic::{Made, PORTS, borrowed, change_fib, frame, may_go_up, on_host, stages};
+use crate::traffic::{
+    Made, PORTS, absent_bytes, borrowed, change_fib, frame, headerless, may_go_up, on_host,
+    remove_headers, stages,
+};
 
 fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
@@ -43,6 +46,10 @@ struct Seen {
     went_up: u64,
     translated: u64,
     fragmented: u64,
+    /// Sent from a port without Ethernet headers to one with them, the other way round, and between two without.
+    gained_header: u64,
+    lost_header: u64,
+    without_header: u64,
     dropped: std::collections::BTreeMap<DropReason, u64>,
 }
 
@@ -52,20 +59,35 @@ fn reason(before: &NicCounters, after: &NicCounters) -> Option<DropReason> {
     DropReason::ALL.iter().find(differs).copied()
 }
 
-/// Compares one packet. Returns whether both sides saw the same time, including meters.
+/// Compares one packet, a frame as the host has it also on a port without headers. Returns whether both sides saw the same time, including meters.
 fn compare(
     emulator: &mut Emulator,
     host: &mut [Box<dyn Stage>],
     (ingress, frame, now, default_port): (Port, &[u8], Instant, Option<Port>),
     seen: &mut Seen,
 ) -> Result<bool, String> {
+    compare_with(emulator, host, (ingress, frame, now, default_port), (&[], seen))
+}
+
+/// The same, with the ports that have no headers.
+fn compare_with(
+    emulator: &mut Emulator,
+    host: &mut [Box<dyn Stage>],
+    (ingress, frame, now, default_port): (Port, &[u8], Instant, Option<Port>),
+    (headerless, seen): (&[Port], &mut Seen),
+) -> Result<bool, String> {
     let translates = has(host, |stock| matches!(stock, BuiltinStage::Nat(_)));
     let before = emulator.counters().expect("counters");
-    let mut packet = PacketBuffer::new(frame);
+    let absent = absent_bytes(headerless, ingress);
+    let mut packet = PacketBuffer::new(&frame[absent..]);
     let verdict = emulator.process(ingress, &mut packet, now).map_err(|error| error.to_string())?;
     let after = emulator.counters().expect("counters");
     let made = on_host(host, ingress, frame, default_port, now);
     seen.packets += 1;
+    let counted = after.traffic.received.bytes - before.traffic.received.bytes;
+    if usize::try_from(counted) != Ok(frame.len()) {
+        return Err(format!("{counted} bytes were counted of {}", frame.len()));
+    }
     let Made { dropped, port, copy, bytes, needs_host } = &made;
     let said = || {
         format!("host: {made:?}\nprogram: {verdict:?}, {:?}, {packet:?}", reason(&before, &after))
@@ -73,7 +95,7 @@ fn compare(
     match verdict {
         EmulatorVerdict::PassedUp => {
             seen.went_up += 1;
-            if packet.frame() != frame {
+            if packet.frame() != &frame[absent..] {
                 return Err(format!("it did not go up as it came: {}", said()));
             }
             seen.fragmented += u64::from(made.needs_host);
@@ -86,21 +108,28 @@ fn compare(
             seen.sent += 1;
             seen.copied += u64::from(with.is_some());
             seen.translated += u64::from(translates && packet.frame() != frame);
+            let absent_there = absent_bytes(headerless, to);
+            match (absent, absent_there) {
+                (0, 0) => {}
+                (_, 0) => seen.gained_header += 1,
+                (0, _) => seen.lost_header += 1,
+                (_, _) => seen.without_header += 1,
+            }
             if *needs_host
                 || dropped.is_some()
                 || *port != Some(to)
                 || *copy != with
-                || packet.frame() != bytes
+                || packet.frame() != &bytes[absent_there..]
             {
                 return Err(said());
             }
             // A network card's sum over the packet must hold afterwards, or the receiver's kernel complains.
-            let sum = |frame: &[u8], change| match Sum::ZERO.bytes(&frame[14..]).word(change) {
+            let sum = |packet: &[u8], change| match Sum::ZERO.bytes(packet).word(change) {
                 sum if sum.folded() == 0xffff => 0,
                 sum => sum.folded(),
             };
             if let Some(change) = emulator.sum_change()
-                && sum(frame, change) != sum(packet.frame(), 0)
+                && sum(&frame[14..], change) != sum(&packet.frame()[14 - absent_there..], 0)
             {
                 return Err(format!("the sum over the packet is wrong: {change:#x}, {}", said()));
             }
@@ -128,6 +157,15 @@ fn run(seed: u64, seen: &mut Seen) {
         default_port.map_or_else(NicConfig::new, |port| NicConfig::new().default_port(port));
     // Every other program at tcx.
     let place = if seed.is_multiple_of(2) { AttachMode::Tcx } else { AttachMode::Native };
+    // Of these, half with some ports without headers.
+    let of_headers = seed / 4 % 8;
+    let without: Vec<Port> =
+        PORTS.into_iter().filter(|port| of_headers >> port.0 & 1 != 0).collect();
+    let without = if seed.is_multiple_of(4) { without } else { Vec::new() };
+    let config = config.headerless(&without);
+    if let Some(fib) = &fib {
+        remove_headers(&mut Rng::with_seed(seed), fib, &without);
+    }
     let mut emulator = match Emulator::at(place, &borrowed(&host), &PORTS, &config) {
         Ok(emulator) => emulator,
         Err(EmulatorError::Compile(_)) => {
@@ -141,11 +179,15 @@ fn run(seed: u64, seen: &mut Seen) {
     let mut now = Instant::from_nanos(1_000_000_000);
     for number in 0..60 {
         now += Duration::from_nanos(rng.u64(..50_000));
-        let frame = frame(&mut rng);
+        let mut frame = frame(&mut rng);
         let ingress = PORTS[rng.usize(..3)];
+        if without.contains(&ingress) {
+            frame = headerless(&frame);
+        }
         // Now and then the same packet again: flows that it begins are then known.
         for _ in 0..rng.usize(1..4) {
-            match compare(&mut emulator, &mut host, (ingress, &frame, now, default_port), seen) {
+            let packet = (ingress, &frame[..], now, default_port);
+            match compare_with(&mut emulator, &mut host, packet, (&without, seen)) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(said) => panic!(
@@ -159,6 +201,9 @@ fn run(seed: u64, seen: &mut Seen) {
             && rng.bool()
         {
             change_fib(&mut rng, fib);
+            if rng.bool() {
+                remove_headers(&mut rng, fib, &without);
+            }
             emulator.follow().expect("room");
         }
     }
@@ -184,7 +229,8 @@ fn programs_do_what_stages_do() {
             && seen.sent > 100
             && seen.copied > 10
             && seen.went_up > 100
-            && seen.translated > 20,
+            && seen.translated > 20
+            && seen.gained_header.min(seen.lost_header).min(seen.without_header) > 20,
         "{seen:?}"
     );
     for reason in [

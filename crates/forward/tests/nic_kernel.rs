@@ -1,6 +1,7 @@
 //! The network processor in the kernel: the verifier accepts random programs, they do what the host does, and packets
 //! really travel between namespaces. These tests need root, and are skipped without.
 
+mod headerless;
 #[path = "../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;

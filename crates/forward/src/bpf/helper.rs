@@ -31,6 +31,9 @@ numbered! {
         /// `(packet, difference)`, for programs at tcx: adds what the program has changed to the sum that a network card has computed
         /// over the whole packet, if it has; else a negative error, and nothing is to be done.
         UpdateCompleteChecksum = 40,
+        /// `(packet, bytes, 0) -> 0 or a negative error`, for programs at tcx: adds bytes of zero in front of the packet, for the header of an
+        /// interface with headers. No address of the packet is valid afterwards.
+        ChangeHead = 43,
         /// `(packet, bytes)`, for XDP: removes bytes from the front of the frame, or adds some if negative.
         AdjustHead = 44,
         /// `(map, key, flags) -> action`, for XDP: as [`Redirect`](Self::Redirect), to an entry of a map.

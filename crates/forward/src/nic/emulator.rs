@@ -70,6 +70,7 @@ pub struct Emulator {
     layout: Layout,
     follower: Follower,
     sum_change: u16,
+    config: NicConfig,
 }
 
 /// The number that stands for a port's interface.
@@ -123,7 +124,8 @@ impl Emulator {
         }
         let follower = Follower::new(stages, layout.clone(), config.asked_flows);
         let programs = ports.iter().copied().zip(programs.iter().map(Interpreter::new)).collect();
-        let mut this = Self { kind, programs, maps, layout, follower, sum_change: 0 };
+        let mut this =
+            Self { kind, programs, maps, layout, follower, sum_change: 0, config: config.clone() };
         this.follow()?;
         Ok(this)
     }
@@ -144,7 +146,8 @@ impl Emulator {
         Ok(self.follower.add_flow(&mut self.maps, flow, now)?)
     }
 
-    /// Runs the program on a packet.
+    /// Runs the program on a packet. One that arrives on a [headerless](NicConfig::headerless) port begins with IP, and so does one that was
+    /// sent by such a port.
     ///
     /// # Errors
     /// [`EmulatorError::NoPort`]; [`EmulatorError::Fault`] would be a bug in the compiler.
@@ -155,7 +158,10 @@ impl Emulator {
         now: Instant,
     ) -> Result<EmulatorVerdict, EmulatorError> {
         let program = self.programs.get(&ingress).ok_or(EmulatorError::NoPort(ingress))?;
-        let run_context = RunContext::on(number(ingress)).at(now.as_nanos());
+        let mut run_context = RunContext::on(number(ingress)).at(now.as_nanos());
+        if self.config.is_headerless(ingress) {
+            run_context = run_context.headerless();
+        }
         let before = self.drops()?;
         let outcome = program.run(&run_context, packet, &mut self.maps)?;
         self.sum_change = outcome.sum_change;
@@ -164,7 +170,13 @@ impl Emulator {
             return Ok(match (outcome.action.cast_signed(), outcome.redirect) {
                 (TCX_NEXT, _) => EmulatorVerdict::PassedUp,
                 (TCX_REDIRECT, Some(Redirect::Interface(interface))) => {
-                    EmulatorVerdict::Sent { port: port_of(interface), copy: None }
+                    let port = port_of(interface);
+                    let is_headerless = |port| self.config.is_headerless(port);
+                    if is_headerless(port) && !is_headerless(ingress) {
+                        // As the kernel does.
+                        packet.remove_header();
+                    }
+                    EmulatorVerdict::Sent { port, copy: None }
                 }
                 _ => EmulatorVerdict::Dropped,
             });

@@ -350,8 +350,7 @@ impl<T: BpfMap> MapWriter<'_, T> {
         port: Port,
         interface: Option<Interface>,
     ) -> Result<(), FollowError> {
-        let mtu = interface.map_or(0, |one| u32::try_from(one.mtu).unwrap_or(u32::MAX));
-        let value = interface_value(interface.map(|one| one.address), mtu);
+        let value = interface_value(interface);
         let map = ("ports", self.follower.layout.interfaces);
         self.write(map, &port_key(port), Some(&value))?;
         set(&mut self.follower.interfaces, port, interface);

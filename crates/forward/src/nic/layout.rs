@@ -9,7 +9,7 @@ use crate::{
     bpf::{Assembler, MapId, MapKind, MapSpec, ProgramKind},
     packet::Port,
     pipeline::DropReason,
-    tables::{BUCKETS, NatTuple, Prefix, Route},
+    tables::{BUCKETS, Interface, NatTuple, Prefix, Route},
 };
 
 /// The sizes of the maps.
@@ -101,6 +101,8 @@ pub(super) const HANDING_OVER_AT: [i16; 2] = [12, 36];
 pub(super) const NEIGHBOUR_HANDING_OVER_AT: i16 = 8;
 /// The offset of the word that says whether the address of a router, or an interface, is there.
 pub(super) const IS_THERE_AT: i16 = 12;
+/// This word of an interface without Ethernet headers.
+pub(super) const HEADERLESS: i32 = 2;
 /// The offset of the time of the last packet to a neighbour that passed up, or 0.
 pub(super) const NEIGHBOUR_USED_AT: i16 = 16;
 pub(super) const NEIGHBOUR_VALUE_BYTES: u32 = 24;
@@ -217,18 +219,23 @@ pub(super) fn neighbour_key(port: Port, address: IpAddr) -> Vec<u8> {
     [octets(address), port_key(port).to_vec()].concat()
 }
 
-/// The Ethernet address of an interface or none, its MTU, and whether it is present.
-pub(super) fn interface_value(mac: Option<MacAddress>, mtu: u32) -> Vec<u8> {
-    let is_there = u32::from(mac.is_some());
+/// The Ethernet address of an interface or none, its MTU, and whether it is present: [`HEADERLESS`] if it needs no neighbour.
+pub(super) fn interface_value(interface: Option<Interface>) -> Vec<u8> {
+    let is_there = interface.map_or(0, |one| if one.is_headerless { HEADERLESS } else { 1 });
+    let mtu = interface.map_or(0, |one| u32::try_from(one.mtu).unwrap_or(u32::MAX));
+    address_value(interface.map(|one| one.address), mtu, is_there)
+}
+
+fn address_value(mac: Option<MacAddress>, number: u32, is_there: i32) -> Vec<u8> {
     let mac = mac.unwrap_or(MacAddress([0; 6]));
-    [&mac.0[..], &[0; 2], &mtu.to_ne_bytes(), &is_there.to_ne_bytes()].concat()
+    [&mac.0[..], &[0; 2], &number.to_ne_bytes(), &is_there.to_ne_bytes()].concat()
 }
 
 /// The Ethernet address of a neighbour or none, whether the host may still have packets for it, whether it is present, and room for the
 /// time of a packet.
 pub(super) fn neighbour_value(mac: Option<MacAddress>, is_handed_over: bool) -> Vec<u8> {
     let packets = if is_handed_over { HANDOVER_PACKETS_MAX } else { 0 };
-    [interface_value(mac, packets), vec![0; 8]].concat()
+    [address_value(mac, packets, i32::from(mac.is_some())), vec![0; 8]].concat()
 }
 
 pub(super) fn flow_key(tuple: &NatTuple) -> Vec<u8> {

@@ -84,6 +84,7 @@ impl NicError {
 struct NicPort {
     interface: u32,
     program: Arc<LoadedProgram>,
+    taker: Option<Arc<LoadedProgram>>,
     /// What keeps the taken ports' packets from the kernel, whether the program is attached or not.
     taking: Option<Attachment>,
     attachment: Option<Attachment>,
@@ -141,7 +142,8 @@ impl NicPipelineBuilder {
             match self.start_as(stages, kind, modes) {
                 Ok(nic) => return Ok(nic),
                 // Tcx may be available where XDP is not; but report why XDP is not.
-                Err(error @ NicError::Attach { source: AttachError::NoAttachMode { .. }, .. })
+                Err(error @ NicError::Compile(CompileError::Headerless { .. }))
+                | Err(error @ NicError::Attach { source: AttachError::NoAttachMode { .. }, .. })
                 | Err(error @ NicError::Attach { source: AttachError::Taken { .. }, .. }) => {
                     last.get_or_insert(error);
                 }
@@ -168,34 +170,40 @@ impl NicPipelineBuilder {
         let follower = Follower::new(stages, layout.clone(), self.config.asked_flows);
         let shown = follower.show_flows(&maps);
         let mut nic_ports = BTreeMap::new();
+        let mut takers = BTreeMap::new();
         for ((port, interface), program) in self.ports.iter().zip(&programs) {
             let program = Arc::new(LoadedProgram::load_with(program, maps.clone())?);
+            let taker = self.taker(self.config.is_headerless(*port), &mut takers)?;
             let (interface, taking, attachment) = (*interface, None, None);
-            nic_ports.insert(*port, NicPort { interface, program, taking, attachment });
+            nic_ports.insert(*port, NicPort { interface, program, taker, taking, attachment });
         }
-        let taking = match &self.taken {
-            Some(taken) => {
-                let program = taken.program().map_err(CompileError::from)?;
-                Some(LoadedProgram::load(&program)?)
-            }
-            None => None,
-        };
-        let mut nic = NicPipeline {
-            layout,
-            maps,
-            follower,
-            _shown_flows: shown,
-            nic_ports,
-            taking,
-            modes,
-            kind,
-        };
+        let mut nic =
+            NicPipeline { layout, maps, follower, _shown_flows: shown, nic_ports, modes, kind };
         nic.follow()?;
         for port in &ports {
             nic.open(*port)?;
         }
         nic.resume()?;
         Ok(nic)
+    }
+
+    /// Returns the program that keeps packets from the kernel, one for all ports with Ethernet headers and one for those without. Both
+    /// remember the same fragments.
+    fn taker(
+        &self,
+        is_headerless: bool,
+        takers: &mut BTreeMap<bool, Arc<LoadedProgram>>,
+    ) -> Result<Option<Arc<LoadedProgram>>, NicError> {
+        let Some(taken) = &self.taken else { return Ok(None) };
+        if !takers.contains_key(&is_headerless) {
+            let program = taken.program(is_headerless).map_err(CompileError::from)?;
+            let loaded = match takers.values().next() {
+                Some(other) => LoadedProgram::load_with(&program, other.maps().to_vec())?,
+                None => LoadedProgram::load(&program)?,
+            };
+            takers.insert(is_headerless, Arc::new(loaded));
+        }
+        Ok(takers.get(&is_headerless).cloned())
     }
 }
 
@@ -210,7 +218,6 @@ pub struct NicPipeline {
     /// What the table of flows asks, as long as this exists.
     _shown_flows: Option<Arc<FlowMaps<KernelMap>>>,
     nic_ports: BTreeMap<Port, NicPort>,
-    taking: Option<LoadedProgram>,
     modes: Vec<AttachMode>,
     kind: ProgramKind,
 }
@@ -273,7 +280,7 @@ impl NicPipeline {
 
     fn attach(&mut self, port: Port) -> Result<(), NicError> {
         let nic_port = self.nic_ports.get_mut(&port).ok_or(NicError::NoPort(port))?;
-        if let Some(program) = &self.taking
+        if let Some(program) = &nic_port.taker
             && !nic_port.taking.as_ref().is_some_and(Attachment::is_attached)
         {
             let taking = Attachment::new(program, nic_port.interface, AttachMode::Tcx);

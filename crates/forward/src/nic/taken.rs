@@ -75,8 +75,14 @@ impl TakenPorts {
         self
     }
 
-    /// Builds the program that marks the packets.
-    pub(super) fn program(&self) -> Result<Program, ProgramError> {
+    /// Builds the program that marks the packets, of interfaces with Ethernet headers or without.
+    pub(super) fn program(&self, is_headerless: bool) -> Result<Program, ProgramError> {
+        // R7 is where the header is, or would be.
+        let absent = if is_headerless { ETHERNET } else { 0 };
+        let bounds = |a: &mut Assembler| {
+            a.load(Size::Word, R7, R6, SKB_DATA).load(Size::Word, R8, R6, SKB_DATA_END);
+            a.add(R7, -absent);
+        };
         let mut a = Assembler::new("vigie_taken", ProgramKind::Tcx).without_dead_code();
         let fragmented = a.map(MapSpec::new(MapKind::LruHash, 8, 8, FRAGMENTED_MAX));
         let [next, hide, mark, later] = [(); 4].map(|()| a.label());
@@ -88,13 +94,13 @@ impl TakenPorts {
         }
         let readable = a.label();
         for last in [false, true] {
-            a.load(Size::Word, R7, R6, SKB_DATA).load(Size::Word, R8, R6, SKB_DATA_END);
+            bounds(&mut a);
             a.set(R1, R7).add(R1, ETHERNET + IPV4);
             if last {
                 a.branch(Condition::Greater, R1, R8, next);
             } else {
                 a.branch(Condition::AtMost, R1, R8, readable);
-                pull(&mut a, next, |a| a.set(R2, ETHERNET + IPV4));
+                pull(&mut a, next, |a| a.set(R2, ETHERNET + IPV4 - absent));
             }
         }
         a.bind(readable);
@@ -113,8 +119,9 @@ impl TakenPorts {
                 a.branch(Condition::Greater, R2, R8, next);
             } else {
                 a.branch(Condition::AtMost, R2, R8, with_ports);
-                pull(&mut a, next, |a| header_length(a).set(R2, R1).add(R2, ETHERNET + PORTS));
-                a.load(Size::Word, R7, R6, SKB_DATA).load(Size::Word, R8, R6, SKB_DATA_END);
+                let bytes = ETHERNET + PORTS - absent;
+                pull(&mut a, next, |a| header_length(a).set(R2, R1).add(R2, bytes));
+                bounds(&mut a);
                 a.set(R1, R7).add(R1, ETHERNET + IPV4).branch(Condition::Greater, R1, R8, next);
             }
         }
@@ -188,19 +195,26 @@ mod tests {
     }
 
     /// Goal: packets to the taken ports, and no others, are marked as meant for another host; none is dropped. Method: the interpreter,
-    /// both ends of each range, the ports beside them, and what differs in one field.
+    /// both ends of each range, the ports beside them, and what differs in one field; each with an Ethernet header and without.
     #[test]
     fn packets_to_taken_ports_are_marked() {
         let taken = TakenPorts::new(OWN.into()).tcp(2000..=2999).tcp(80..=80).udp(3000..=u16::MAX);
-        let program = taken.program().unwrap();
-        let interpreter = Interpreter::new(&program);
         let is_marked = |frame: &[u8]| {
-            let maps = program.maps().iter().map(|spec| UserMap::new(*spec).unwrap());
-            let mut maps: Vec<UserMap> = maps.collect();
-            let mut packet = PacketBuffer::new(frame);
-            let outcome = interpreter.run(&RunContext::on(1), &mut packet, &mut maps).unwrap();
-            assert_eq!((outcome.action.cast_signed(), packet.frame()), (TCX_NEXT, frame));
-            outcome.packet_type == 3
+            let by = |is_headerless, context: RunContext, bytes: &[u8]| {
+                let program = taken.program(is_headerless).unwrap();
+                let maps = program.maps().iter().map(|spec| UserMap::new(*spec).unwrap());
+                let mut maps: Vec<UserMap> = maps.collect();
+                let mut packet = PacketBuffer::new(bytes);
+                let interpreter = Interpreter::new(&program);
+                let outcome = interpreter.run(&context, &mut packet, &mut maps).unwrap();
+                assert_eq!((outcome.action.cast_signed(), packet.frame()), (TCX_NEXT, bytes));
+                outcome.packet_type == 3
+            };
+            let marked = by(false, RunContext::on(1), frame);
+            if frame[12..14] == [0x08, 0x00] {
+                assert_eq!(by(true, RunContext::on(1).headerless(), &frame[14..]), marked);
+            }
+            marked
         };
         for options in [0, 4, 40] {
             for (protocol, port, expected) in [
@@ -238,7 +252,7 @@ mod tests {
     /// taken port and of one to another port, then later ones that differ in one field.
     #[test]
     fn fragments_follow_their_first() {
-        let program = TakenPorts::new(OWN.into()).udp(2000..=2999).program().unwrap();
+        let program = TakenPorts::new(OWN.into()).udp(2000..=2999).program(false).unwrap();
         let interpreter = Interpreter::new(&program);
         let maps = program.maps().iter().map(|spec| UserMap::new(*spec).unwrap());
         let mut maps: Vec<UserMap> = maps.collect();

@@ -180,6 +180,28 @@ pub(crate) fn frame(rng: &mut Rng) -> Vec<u8> {
     frame
 }
 
+/// The same packet as a host's link has it from an interface without Ethernet headers.
+pub(crate) fn headerless(frame: &[u8]) -> Vec<u8> {
+    let mut packet = frame[14..].to_vec();
+    if packet.is_empty() {
+        packet.push(0x45);
+    }
+    let ether_type: u16 = if packet[0] >> 4 == 6 { 0x86dd } else { 0x0800 };
+    [&[0; 12], &ether_type.to_be_bytes()[..], &packet].concat()
+}
+
+/// The bytes before a packet that an interface does not carry: those of the header that it does not have.
+pub(crate) fn absent_bytes(headerless: &[Port], port: Port) -> usize {
+    if headerless.contains(&port) { 14 } else { 0 }
+}
+
+/// Makes a port one without Ethernet headers in the table, too.
+pub(crate) fn remove_headers(rng: &mut Rng, fib: &Fib, headerless: &[Port]) {
+    for port in headerless {
+        fib.set_interface(*port, Some(Interface::headerless(one_of(rng, &[1500, 60, 48]))));
+    }
+}
+
 fn mac(rng: &mut Rng) -> MacAddress {
     MacAddress([2, rng.u8(..), rng.u8(..), rng.u8(..), 0, rng.u8(..)])
 }

@@ -61,6 +61,11 @@ impl Run<'_> {
                 self.sum_change += u64::from(lower(b));
                 0
             }
+            Helper::ChangeHead if !is_xdp => {
+                let bytes = i64::from(lower(b));
+                let has_room = c == 0 && self.memory.add_front(bytes);
+                if has_room { 0 } else { extended(-22) }
+            }
             Helper::AdjustHead if is_xdp => {
                 let by = lower(b).cast_signed();
                 if self.memory.packet.adjust_head(i64::from(by)) { 0 } else { extended(-22) }

@@ -18,6 +18,8 @@ const FIELDS: usize = 48;
 /// Offsets in `struct __sk_buff` that programs can read, and those that they can also write.
 const SKB_READ: [u64; 9] = [0, 4, 16, 20, 36, 40, 132, 136, 176];
 const SKB_WRITE: [u64; 7] = [8, 32, 48, 52, 56, 60, 64];
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
 /// The word of the packet's type, and the last type that programs may set (`PACKET_OTHERHOST`).
 const SKB_PACKET_TYPE: usize = 1;
 const PACKET_TYPE_MAX: u32 = 3;
@@ -55,7 +57,11 @@ impl<'a> Memory<'a> {
             fields[4] = run_context.queue;
         } else {
             fields[0] = length;
-            let protocol = packet.frame().get(12..14).and_then(|bytes| bytes.try_into().ok());
+            let protocol = match (run_context.is_headerless, packet.frame()) {
+                (false, frame) => frame.get(12..14).and_then(|bytes| bytes.try_into().ok()),
+                (true, [first, ..]) if first >> 4 == 6 => Some(IPV6.to_be_bytes()),
+                (true, _) => Some(IPV4.to_be_bytes()),
+            };
             fields[4] = u32::from(protocol.map_or(0, u16::from_ne_bytes));
             fields[9] = run_context.interface;
             fields[10] = run_context.interface;
@@ -136,6 +142,15 @@ impl<'a> Memory<'a> {
         }
         *self.fields.get_mut(usize::try_from(offset / 4).ok()?)? = low32(value);
         Some(())
+    }
+
+    /// Adds bytes of zero in front of the packet. Returns whether there was room.
+    pub(super) fn add_front(&mut self, bytes: i64) -> bool {
+        let before = self.packet.start;
+        let has_room = self.packet.adjust_head(-bytes);
+        self.packet.bytes[self.packet.start..before].fill(0);
+        self.fields[0] = u32::try_from(self.packet.frame().len()).unwrap_or(u32::MAX);
+        has_room
     }
 
     /// As the helper: only these types are exchanged.

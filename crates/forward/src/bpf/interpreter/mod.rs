@@ -32,6 +32,8 @@ pub struct RunContext {
     pub processor: u32,
     /// Time in nanoseconds, from an arbitrary origin.
     pub time_ns: u64,
+    /// The packet begins with IP (at tcx): the interface has no Ethernet headers.
+    pub is_headerless: bool,
 }
 
 impl RunContext {
@@ -39,6 +41,12 @@ impl RunContext {
     #[must_use]
     pub fn on(interface: u32) -> Self {
         Self { interface, ..Self::default() }
+    }
+
+    /// Has the packet begin with IP, as at tcx of an interface without Ethernet headers. Its protocol is IPv6 by its version, else IPv4.
+    #[must_use]
+    pub const fn headerless(self) -> Self {
+        Self { is_headerless: true, ..self }
     }
 
     /// Sets the time.

@@ -36,6 +36,11 @@ impl PacketBuffer {
         &self.bytes[self.start..self.end]
     }
 
+    /// Removes the Ethernet header.
+    pub(crate) fn remove_header(&mut self) {
+        self.start = self.end.min(self.start + FRAME_MIN);
+    }
+
     /// Moves the frame's start, forward if `by` is positive. Returns whether there was room.
     pub(super) fn adjust_head(&mut self, by: i64) -> bool {
         let start = i64::try_from(self.start).ok().and_then(|start| start.checked_add(by));

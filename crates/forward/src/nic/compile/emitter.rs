@@ -1,6 +1,7 @@
 //! The frame of a program: its prologue, its exits, and its register and stack allocation.
 //!
-//! Registers: R6 counters, R7 the frame, R8 the network header, R9 the transport header. The stack:
+//! Registers: R6 counters, R7 the frame, R8 the network header, R9 the transport header. Of an interface without Ethernet headers, R7 is where
+//! one would be, and nothing before R8 is read or written. The stack:
 
 use std::collections::BTreeMap;
 
@@ -47,7 +48,8 @@ pub(super) const VALUE: i16 = -104;
 pub(super) const WORK: [i16; 4] = [-112, -120, -128, -136];
 /// A key of at most 48 bytes.
 pub(super) const KEY: i16 = -184;
-/// Saved fields, restored before a packet goes up.
+/// Saved fields, restored before a packet goes up. Where packets have no Ethernet header, the addresses of one that they may get: the
+/// destination, and 8 bytes behind it the source.
 pub(super) const SAVED_MACS: i16 = -200;
 pub(super) const SAVED_NETWORK: i16 = -240;
 pub(super) const SAVED_TRANSPORT: i16 = -256;
@@ -65,13 +67,20 @@ const MARK_MANGLED_0: i32 = 32;
 /// Fields of `struct __sk_buff`: whether the frame is for this interface (0), for others or for a group; whether a tag was
 /// removed; bytes in each segment of a packet of several, else 0.
 const SKB_PACKET_TYPE: i16 = 4;
+const SKB_PROTOCOL: i16 = 16;
 const SKB_TAGGED: i16 = 20;
 pub(super) const SKB_SEGMENT_BYTES: i16 = 176;
+const SKB_DATA: i16 = 76;
+const SKB_DATA_END: i16 = 80;
+/// Bytes of an Ethernet header.
+const ETHERNET: i32 = 14;
+/// The longest packet without segments that the kernel gives a header to, with some room: `BPF_SKB_MAX_LEN`, with pages of 4 KiB.
+const WITHOUT_HEADER_MAX: i32 = ETHERNET + 16_000;
 /// All that is read of a frame: two tags, and the longest headers of IPv4 and TCP without options.
-const HEADERS_MAX: i32 = 14 + 8 + 60 + 20;
+const HEADERS_MAX: i32 = ETHERNET + 8 + 60 + 20;
 /// The same without tags and options.
-const HEADERS_V4: i32 = 14 + 20 + 20;
-const HEADERS_V6: i32 = 14 + 40 + 20;
+const HEADERS_V4: i32 = ETHERNET + 20 + 20;
+const HEADERS_V6: i32 = ETHERNET + 40 + 20;
 
 /// The values of [`TRANSPORT`].
 pub(super) const OTHER: i32 = 0;
@@ -132,6 +141,8 @@ pub(super) struct Emitter<'a> {
     pub(super) config: &'a NicConfig,
     pub(super) layout: &'a Layout,
     program: ProgramKind,
+    /// Packets that arrive have no Ethernet header.
+    is_headerless: bool,
     needs: Needs,
     /// The exits for dropping, by reason.
     drops: BTreeMap<DropReason, Label>,
@@ -163,6 +174,7 @@ impl<'a> Emitter<'a> {
             config,
             layout,
             program,
+            is_headerless: config.is_headerless(ingress),
             needs,
             drops,
             up,
@@ -211,8 +223,11 @@ impl<'a> Emitter<'a> {
 
     /// Loads the frame's address into R7, the end of what can be read of it into R2. The context's address is in R9.
     fn bounds(&mut self) {
-        let (start, end) = if self.is_tcx() { (76, 80) } else { (0, 4) };
+        let (start, end) = if self.is_tcx() { (SKB_DATA, SKB_DATA_END) } else { (0, 4) };
         self.a.load(Size::Word, R7, R9, start).load(Size::Word, R2, R9, end);
+        if self.is_headerless {
+            self.a.add(R7, -ETHERNET);
+        }
         self.keep(END, R2);
     }
 
@@ -223,6 +238,10 @@ impl<'a> Emitter<'a> {
         self.a.branch(Condition::Equal, R0, 0, self.abort).set(R6, R0);
         if self.is_tcx() {
             self.a.load(Size::Word, R8, R9, 0);
+            if self.is_headerless {
+                // As the host counts it.
+                self.a.add(R8, ETHERNET);
+            }
         } else {
             self.a.set(R1, R9).call(Helper::FrameLength).set(R8, R0);
         }
@@ -245,7 +264,12 @@ impl<'a> Emitter<'a> {
         }
 
         self.bounds();
-        self.a.set(R1, R7).add(R1, 14);
+        if self.is_headerless {
+            self.keep(SAVED_MACS, 0);
+            self.keep(SAVED_MACS + 8, 0);
+            return;
+        }
+        self.a.set(R1, R7).add(R1, ETHERNET);
         let malformed = self.drop_label(DropReason::Malformed);
         self.a.branch(Condition::Greater, R1, R2, malformed);
         if self.needs.saving {
@@ -265,11 +289,19 @@ impl<'a> Emitter<'a> {
             self.a.load(Size::Word, R1, R9, SKB_PACKET_TYPE);
             self.a.branch(Condition::NotEqual, R1, 0, self.pass);
         }
+        if self.is_headerless {
+            let (exception, fits) = (self.exception(DropReason::TooLong), self.a.label());
+            self.a.branch(Condition::AtMost, R8, WITHOUT_HEADER_MAX, fits);
+            self.a.load(Size::Word, R1, R9, SKB_SEGMENT_BYTES);
+            self.a.branch(Condition::Equal, R1, 0, exception).bind(fits);
+        }
+        if self.needs.headers || self.is_headerless {
+            self.keep(CONTEXT, R9);
+        }
         if !self.needs.headers {
             return;
         }
 
-        self.keep(CONTEXT, R9);
         if self.needs.transport {
             for slot in [ADDRESSES_ADDED, PAYLOAD_ADDED, CHECKSUM_AT] {
                 self.keep(slot, 0);
@@ -279,14 +311,41 @@ impl<'a> Emitter<'a> {
         let [v6, pull, ready] = [(); 3].map(|()| self.a.label());
         self.bounds();
         self.a.set(R1, R7).add(R1, HEADERS_V4).branch(Condition::Greater, R1, R2, pull);
-        self.a.load(Size::Half, R1, R7, 12).branch(Condition::Equal, R1, half(IPV6), v6);
+        self.ether_type(R1, R9);
+        self.a.branch(Condition::Equal, R1, half(IPV6), v6);
         self.a.branch(Condition::NotEqual, R1, half(IPV4), pull).load(Size::Byte, R1, R7, 14);
         self.a.branch(Condition::Equal, R1, 0x45, ready).jump(pull).bind(v6);
         self.a.set(R1, R7).add(R1, HEADERS_V6).branch(Condition::AtMost, R1, R2, ready).bind(pull);
         let short = self.a.label();
         self.a.set(R1, R9).set(R2, R8).branch(Condition::AtMost, R2, HEADERS_MAX, short);
-        self.a.set(R2, HEADERS_MAX).bind(short).call(Helper::PullData);
+        self.a.set(R2, HEADERS_MAX).bind(short);
+        if self.is_headerless {
+            self.a.add(R2, -ETHERNET);
+        }
+        self.a.call(Helper::PullData);
         self.a.branch(Condition::NotEqual, R0, 0, self.pass).bind(ready);
+    }
+
+    /// Loads the EtherType in the frame's header, or what the kernel has for it, with the context's address.
+    pub(super) fn ether_type(&mut self, to: Register, context: Register) {
+        if self.is_headerless {
+            self.a.load(Size::Word, to, context, SKB_PROTOCOL);
+        } else {
+            self.a.load(Size::Half, to, R7, 12);
+        }
+    }
+
+    pub(super) const fn is_headerless(&self) -> bool {
+        self.is_headerless
+    }
+
+    /// The places of the frame's addresses, or of those that it gets: destination and source.
+    pub(super) const fn macs(&self) -> [(Register, i16); 2] {
+        if self.is_headerless {
+            [(R10, SAVED_MACS), (R10, SAVED_MACS + 8)]
+        } else {
+            [(R7, 0), (R7, 6)]
+        }
     }
 
     /// Starts the part for one kind of packet.
@@ -320,6 +379,9 @@ impl<'a> Emitter<'a> {
     fn keep_checksum_place(&mut self) {
         let end = self.a.label();
         self.a.set(R1, R9).compute(Operation::Subtract, R1, R7);
+        if self.is_headerless {
+            self.a.add(R1, -ETHERNET);
+        }
         self.get(R0, TRANSPORT);
         for (transport, offset, flags) in [(TCP, 16, 0), (UDP, 6, MARK_MANGLED_0), (ICMP, 2, 0)] {
             let next = self.a.label();
@@ -400,10 +462,12 @@ impl<'a> Emitter<'a> {
         self.write_send();
         // Reached only if fields were saved.
         self.a.bind(self.up_unread);
-        self.get(R1, SAVED_MACS);
-        self.a.store(Size::Double, R7, 0, R1);
-        self.get(R1, SAVED_MACS + 8);
-        self.a.store(Size::Word, R7, 8, R1);
+        if !self.is_headerless {
+            self.get(R1, SAVED_MACS);
+            self.a.store(Size::Double, R7, 0, R1);
+            self.get(R1, SAVED_MACS + 8);
+            self.a.store(Size::Word, R7, 8, R1);
+        }
         self.a.bind(self.pass);
         self.count(layout::PASSED_UP, 1);
         self.leave(XDP_PASS, TCX_NEXT);
@@ -472,9 +536,32 @@ impl<'a> Emitter<'a> {
             if self.needs.transport {
                 self.mend_checksum(self.abort);
             }
+            if self.is_headerless {
+                self.add_header(self.abort);
+            }
             self.count_sent(1);
             self.a.set(R1, R8).set(R2, 0).call(Helper::Redirect).exit();
         }
+    }
+
+    /// Gives the packet an Ethernet header, unless it leaves by a port without; the port is in [`KEY`]. (A header that is not wanted there, the
+    /// kernel removes itself.) R8 stays.
+    fn add_header(&mut self, failed: Label) {
+        let end = self.a.label();
+        self.a.load(Size::Word, R1, R10, KEY).constant(R2, self.config.headerless);
+        self.a.compute(Operation::ShiftRight, R2, R1).branch(Condition::HasBits, R2, 1, end);
+        self.get(R1, CONTEXT);
+        self.a.set(R2, ETHERNET).set(R3, 0).call(Helper::ChangeHead);
+        self.a.branch(Condition::NotEqual, R0, 0, failed);
+        self.get(R3, CONTEXT);
+        self.a.load(Size::Word, R7, R3, SKB_DATA).load(Size::Word, R2, R3, SKB_DATA_END);
+        self.a.set(R1, R7).add(R1, ETHERNET).branch(Condition::Greater, R1, R2, failed);
+        for (from, to) in self.macs().into_iter().zip([0, 6]) {
+            self.copy(Size::Word, from, (R7, to));
+            self.copy(Size::Half, (from.0, from.1 + 4), (R7, to + 4));
+        }
+        self.ether_type(R1, R3);
+        self.a.store(Size::Half, R7, 12, R1).bind(end);
     }
 
     /// Sends a packet and its copy, by the map that has both interfaces. The port is in R2.

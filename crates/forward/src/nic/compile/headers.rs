@@ -1,7 +1,7 @@
 //! Reading headers, with the same errors as `packet::Headers`.
 
 use super::emitter::{
-    END, ETHER_TYPE, Emitter, FIRST, FRAGMENT, ICMP, LATER, LENGTH, NetworkKind, OTHER,
+    CONTEXT, END, ETHER_TYPE, Emitter, FIRST, FRAGMENT, ICMP, LATER, LENGTH, NetworkKind, OTHER,
     PACKET_LENGTH, PROTOCOL, TCP, TRANSPORT, TRANSPORT_LENGTH, UDP, WHOLE,
 };
 use crate::{
@@ -34,7 +34,11 @@ impl Emitter<'_> {
         let labels = kinds.map(|kind| (kind, self.a.label()));
         let [(_, v4), (_, v6), (_, arp), (_, other)] = labels;
         let (malformed, end) = (self.drop_label(DropReason::Malformed), self.a.label());
-        self.a.set(R8, R7).add(R8, 14).load(Size::Half, R0, R7, 12);
+        self.a.set(R8, R7).add(R8, 14);
+        if self.is_headerless() {
+            self.get(R1, CONTEXT);
+        }
+        self.ether_type(R0, R1);
         let with_tag = if self.config.own_frames {
             self.up
         } else {

@@ -56,6 +56,7 @@ pub struct NicConfig {
     pub(super) own_frames: bool,
     pub(super) asked_flows: bool,
     pub(super) held_neighbours: bool,
+    pub(super) headerless: u64,
 }
 
 impl NicConfig {
@@ -133,6 +134,19 @@ impl NicConfig {
         self
     }
 
+    /// Names the ports whose packets begin with IP, without an Ethernet header (tun, WireGuard, tunnels of IPv4). Their packets get one when
+    /// they leave by another port, and others lose theirs. The program then runs at [tcx](crate::bpf::AttachMode::Tcx) alone, and passes up
+    /// packets of more than 16 000 bytes that arrive there and have no segments. Default: none.
+    pub fn headerless(mut self, ports: &[Port]) -> Self {
+        let bits = ports.iter().filter(|port| port.0 < PORTS_MAX).map(|port| 1 << port.0);
+        self.headerless = bits.fold(0, |all, bit: u64| all | bit);
+        self
+    }
+
+    pub(super) const fn is_headerless(&self, port: Port) -> bool {
+        port.0 < PORTS_MAX && self.headerless >> port.0 & 1 != 0
+    }
+
     /// Sets the port of packets for which no stage names one. Default: `None`, and they are dropped
     /// ([`DropReason::NoPort`]).
     pub const fn default_port(mut self, port: Port) -> Self {
@@ -154,6 +168,14 @@ pub enum CompileError {
         name: String,
         /// The reason.
         because: Cow<'static, str>,
+    },
+    /// XDP at ports without Ethernet headers.
+    #[error(
+        "packets of {port} have no Ethernet header, with which XDP begins: a program can run there at traffic control (tcx) alone"
+    )]
+    Headerless {
+        /// The first of them.
+        port: Port,
     },
     /// A setting out of range.
     #[error("{name} is {value}, and must be {range}")]
@@ -279,6 +301,11 @@ pub(super) fn compile(
     kind: ProgramKind,
 ) -> Result<Compiled, CompileError> {
     check(config)?;
+    if kind == ProgramKind::Xdp
+        && let Some(port) = (0..PORTS_MAX).map(Port).find(|port| config.is_headerless(*port))
+    {
+        return Err(CompileError::Headerless { port });
+    }
     let stocks = stock(stages)?;
     let refused = |stage: usize, because: &'static str| CompileError::Stage {
         stage,

@@ -7,11 +7,11 @@ use super::emitter::{
 use crate::{
     bpf::{
         Condition, Helper, Label, Operation,
-        Register::{self, R0, R1, R2, R3, R4, R5, R7, R8, R9, R10},
+        Register::{self, R0, R1, R2, R3, R4, R5, R8, R9, R10},
         Size,
     },
     nic::layout::{
-        ADDRESS_BYTES, BUCKET_PORT_BITS, GROUP, HANDOVER_GAP_NS, IS_THERE_AT,
+        ADDRESS_BYTES, BUCKET_PORT_BITS, GROUP, HANDOVER_GAP_NS, HEADERLESS, IS_THERE_AT,
         NEIGHBOUR_HANDING_OVER_AT, NEIGHBOUR_USED_AT,
     },
     pipeline::DropReason,
@@ -58,12 +58,18 @@ impl Emitter<'_> {
         self.keep(HOP, R2);
         self.a.store(Size::Word, R10, KEY, R1);
         self.look_up(self.layout.interfaces);
-        self.a.branch(Condition::Equal, R0, 0, no_route).load(Size::Word, R1, R0, IS_THERE_AT);
-        self.a.branch(Condition::Equal, R1, 0, no_route);
+        self.a.branch(Condition::Equal, R0, 0, no_route).load(Size::Word, R3, R0, IS_THERE_AT);
+        self.a.branch(Condition::Equal, R3, 0, no_route);
         self.a.load(Size::Double, R1, R0, 0).load(Size::Word, R2, R0, 8);
         self.keep(MAC, R1);
         self.keep(MTU, R2);
+        let has_hop = self.a.label();
+        if self.config.headerless != 0 {
+            // Its own address, of zeros, stands for a neighbour's.
+            self.a.branch(Condition::Equal, R3, HEADERLESS, has_hop);
+        }
         self.next_hop(kind, version, no_neighbour);
+        self.a.bind(has_hop);
         self.get(R1, PACKET_LENGTH);
         self.get(R2, MTU);
         let too_long = self.drop_label(DropReason::TooLong);
@@ -81,10 +87,10 @@ impl Emitter<'_> {
             self.a.jump(too_long);
         }
         self.a.bind(fits);
-        self.copy(Size::Word, (R0, 0), (R7, 0));
-        self.copy(Size::Half, (R0, 4), (R7, 4));
-        self.copy(Size::Word, (R10, MAC), (R7, 6));
-        self.copy(Size::Half, (R10, MAC + 4), (R7, 10));
+        for ((register, offset), from) in self.macs().into_iter().zip([(R0, 0), (R10, MAC)]) {
+            self.copy(Size::Word, from, (register, offset));
+            self.copy(Size::Half, (from.0, from.1 + 4), (register, offset + 4));
+        }
         self.get(R1, PORT);
         self.keep(OUT, R1);
     }

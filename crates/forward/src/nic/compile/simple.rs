@@ -10,7 +10,7 @@ use super::{
 use crate::{
     bpf::{
         Atomic, Condition, Operation,
-        Register::{R0, R1, R2, R3, R4, R5, R7, R8, R10},
+        Register::{R0, R1, R2, R3, R4, R5, R8, R10},
         Size,
     },
     nic::layout::octets,
@@ -41,9 +41,9 @@ impl Emitter<'_> {
             }
         }
         let (source, destination) = rewrite.macs();
-        for (offset, mac) in [(6, source), (0, destination)] {
+        for ((register, offset), mac) in self.macs().into_iter().zip([destination, source]) {
             if let Some(mac) = mac {
-                self.put_mac(R7, offset, mac.0);
+                self.put_mac(register, offset, mac.0);
             }
         }
         if let Some(port) = rewrite.port() {
