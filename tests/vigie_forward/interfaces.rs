@@ -271,11 +271,15 @@ enum Versions {
     Both,
 }
 
-/// Gives an interface of the client and one of the router their addresses, and routes by them.
-fn join(network: &Network, near: &str, far: &str) {
+fn join_by_ipv4(network: &Network, near: &str, far: &str) {
     network.client.run(&format!("ip addr add {TUNNEL_CLIENT}/24 dev {far}; ip link set {far} up"));
     network.router.run(&format!("ip addr add 10.5.0.1/24 dev {near}; ip link set {near} up"));
     network.client.run(&format!("ip route replace default via 10.5.0.1 dev {far}"));
+}
+
+/// Gives an interface of the client and one of the router their addresses, and routes by them.
+fn join(network: &Network, near: &str, far: &str) {
+    join_by_ipv4(network, near, far);
     let both = [
         (&network.client, far, "fd05::2"),
         (&network.router, near, "fd05::1"),
@@ -289,13 +293,22 @@ fn join(network: &Network, near: &str, far: &str) {
     network.server.run("ip route add default via fd02::1");
 }
 
-/// Routes between an interface without headers and an Ethernet one, by the host, which `auto` takes, too; programs and wires are refused.
-fn routes_without_headers(network: &Network, near: &str, versions: Versions) {
-    for path in ["af-packet", "auto"] {
+/// Routes between an interface without headers and an Ethernet one, by the host and by a program at tcx, which `auto` takes; XDP and wires are
+/// refused.
+fn routes_without_headers(test: &str, network: &Network, near: &str, versions: Versions) {
+    let with_programs = has_programs(test);
+    for (path, taken) in [("af-packet", "af-packet"), ("auto", "tcx"), ("tcx", "tcx")] {
+        if path != "af-packet" && !with_programs {
+            continue;
+        }
         let folder = Folder::new();
         let mut router = forward(network, &folder, &["l3", near, "rb", "--path", path]);
         let (port, socket) = (network.echo(), folder.path("stats"));
         assert!(call(&network.caller(), SERVER, port).starts_with(TUNNEL_CLIENT));
+        if path == "tcx" {
+            until_the_program_sends(network, &folder, port);
+        }
+        let before = counter(&socket, "l3", "nic: sent_packets");
         stream(network, SERVER);
         stream_between(&network.server, &network.client, TUNNEL_CLIENT);
         let packets = counter(&socket, "l3", "units");
@@ -305,6 +318,8 @@ fn routes_without_headers(network: &Network, near: &str, versions: Versions) {
             near != "rt" || packets < segments,
             "{packets} packets: segments have not passed whole"
         );
+        let by_program = counter(&socket, "l3", "nic: sent_packets") - before;
+        assert_eq!(by_program > 20, taken == "tcx", "{by_program} packets");
         assert_eq!(Prober::new(network, false).probe(SERVER, 1), told("10.5.0.1", 11, 0));
         if versions == Versions::Both {
             stream(network, "[fd02::2]");
@@ -312,21 +327,24 @@ fn routes_without_headers(network: &Network, near: &str, versions: Versions) {
             assert_eq!(Prober::new(network, true).probe("fd02::2", 1), told("fd05::1", 3, 0));
         }
         assert_eq!(counter(&socket, "l3", "dropped: malformed"), 0);
-        assert_eq!(report(&socket)["flows"][0]["path"], "af-packet");
+        assert_eq!(report(&socket)["flows"][0]["path"], taken);
         if path == "auto" {
-            router.until(&format!("packets of {near} have no Ethernet header"));
+            let sentence = report(&socket)["flows"][0]["sentence"].to_string();
+            let because = format!("xdp-native: packets of {near} have no Ethernet header");
+            assert!(sentence.contains(&because), "{sentence}");
+            router.until(&format!("not {because}"));
         }
         assert_eq!(router.end().code(), 0);
     }
     let id = network.router.id().to_string();
     for arguments in
-        [["l3", near, "rb", "--path", "tcx"], ["l2", near, "rb", "--path", "af-packet"]]
+        [["l3", near, "rb", "--path", "xdp-generic"], ["l2", near, "rb", "--path", "af-packet"]]
     {
         let mut command = Command::new("nsenter");
         let (code, _, said) =
             run_command(command.args(["-t", &id, "-n", "--", PROGRAM]).args(arguments));
-        assert_eq!(code, 2, "{said}");
-        assert!(said.contains("have no Ethernet header"), "{said}");
+        assert_eq!(code, if with_programs || arguments[0] == "l2" { 2 } else { 3 }, "{said}");
+        assert!(code == 3 || said.contains("have no Ethernet header"), "{said}");
     }
 }
 
@@ -334,10 +352,92 @@ fn routes_without_headers(network: &Network, near: &str, versions: Versions) {
 /// pair of tun interfaces that a program joins, whose segments it passes on.
 #[test]
 fn tun_is_routed() {
-    with_network("interfaces::tun_is_routed", |network| {
+    const TEST: &str = "interfaces::tun_is_routed";
+    with_network(TEST, |network| {
         let _pump = Pump::new(network);
         join(network, "rt", "ct");
-        routes_without_headers(network, "rt", Versions::Both);
+        routes_without_headers(TEST, network, "rt", Versions::Both);
+    });
+}
+
+/// Goal: packets from and to interfaces without Ethernet headers are translated, also behind an address of this host that such an interface has. Method:
+/// the tun interface on either side, by the host and by a program; UDP, and TCP with its segments.
+#[test]
+fn tun_is_translated() {
+    const TEST: &str = "interfaces::tun_is_translated";
+    with_network(TEST, |network| {
+        let _pump = Pump::new(network);
+        join(network, "rt", "ct");
+        // Other addresses need a program, but for the last one nobody answers.
+        let of_host = [("rt", "rb", "10.2.0.1"), ("rb", "rt", "10.5.0.1")];
+        let ways = [("rt", "rb", "10.2.0.9", "af-packet"), ("rt", "rb", "10.2.0.9", "tcx")];
+        let ways = ways.into_iter().chain(of_host.map(|(from, to, at)| (from, to, at, "auto")));
+        for (inside, outside, address, path) in ways {
+            if path != "af-packet" && !has_programs(TEST) {
+                continue;
+            }
+            let (from, to, at) = match inside {
+                "rt" => (&network.client, &network.server, SERVER),
+                _ => (&network.server, &network.client, TUNNEL_CLIENT),
+            };
+            let folder = Folder::new();
+            let mut arguments =
+                vec!["nat", "--inside", inside, "--outside", outside, "--path", path];
+            if path != "auto" {
+                arguments.extend(["--address", address]);
+            }
+            let router = forward(network, &folder, &arguments);
+            let (port, socket, caller) = (to.echo(), folder.path("stats"), from.caller());
+            let heard = call(&caller, at, port);
+            assert!(heard.starts_with(&format!("{address}:")), "{heard}");
+            stream_between(from, to, at);
+            let by_program = counter(&socket, "nat", "nic: sent_packets");
+            assert_eq!(by_program > 20, path != "af-packet", "{by_program} packets");
+            let taken = if path == "auto" { "tcx" } else { path };
+            assert_eq!(report(&socket)["flows"][0]["path"], taken);
+            assert_eq!(router.end().code(), 0);
+        }
+    });
+}
+
+/// Goal: an interface that returns as one of the other kind is forwarded by the host, since the program is made for what it was, and by the program again
+/// when it is what it was. Method: a tun interface, a veth pair of its name, and a tun interface again.
+#[test]
+fn an_interface_returns_as_another_kind() {
+    const TEST: &str = "interfaces::an_interface_returns_as_another_kind";
+    with_network(TEST, |network| {
+        if !has_programs(TEST) {
+            return;
+        }
+        let pump = Pump::new(network);
+        join_by_ipv4(network, "rt", "ct");
+        let folder = Folder::new();
+        let mut router = forward(network, &folder, &["l3", "rt", "rb"]);
+        let (port, socket) = (network.echo(), folder.path("stats"));
+        until_the_program_sends(network, &folder, port);
+
+        drop(pump);
+        router.until("interface rt is gone");
+        network.wire("rt", "10.5.0.1/24", &network.client, "ct", "10.5.0.2/24");
+        network.client.run("ip route replace default via 10.5.0.1 dev ct");
+        router.until("the host forwards: packets of rt have an Ethernet header now");
+        let before = counter(&socket, "l3", "nic: sent_packets");
+        assert!(call(&network.caller(), SERVER, port).starts_with(TUNNEL_CLIENT));
+        stream(network, SERVER);
+        assert_eq!(counter(&socket, "l3", "nic: sent_packets"), before);
+        assert_eq!(report(&socket)["flows"][0]["path"], "af-packet");
+
+        network.router.run("ip link del rt");
+        let _pump = Pump::new(network);
+        join_by_ipv4(network, "rt", "ct");
+        router.until("its program is attached again");
+        let caller = network.caller();
+        until("packets that the program sends", || {
+            call(&caller, SERVER, port);
+            (counter(&socket, "l3", "nic: sent_packets") >= before + 10).then_some(())
+        });
+        assert_eq!(report(&socket)["flows"][0]["path"], "tcx");
+        assert_eq!(router.end().code(), 0);
     });
 }
 
@@ -354,7 +454,7 @@ fn ipip_is_routed() {
         network.client.run(&tunnel(CLIENT, "10.1.0.1"));
         network.router.run(&tunnel("10.1.0.1", CLIENT));
         join(network, "tunnel", "tunnel");
-        routes_without_headers(network, "tunnel", Versions::Ipv4);
+        routes_without_headers(TEST, network, "tunnel", Versions::Ipv4);
     });
 }
 
@@ -388,6 +488,6 @@ fn wireguard_is_routed() {
             ));
         }
         join(network, "wg0", "wg0");
-        routes_without_headers(network, "wg0", Versions::Both);
+        routes_without_headers(TEST, network, "wg0", Versions::Both);
     });
 }

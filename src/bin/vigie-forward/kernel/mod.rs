@@ -10,10 +10,9 @@ mod cache;
 mod message;
 mod monitor;
 
-pub(crate) use self::cache::SourceAddresses;
 #[cfg(test)]
-pub(crate) use self::cache::{Hop, Interface};
+pub(crate) use self::cache::Hop;
 pub(crate) use self::{
-    cache::{Change, NetlinkCache, Target},
+    cache::{Change, Interface, NetlinkCache, SourceAddresses, Target},
     monitor::{MonitorError, NetlinkMonitor, snapshot},
 };

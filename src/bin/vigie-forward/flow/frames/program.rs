@@ -20,6 +20,7 @@ use crate::{
     cli::PlannedWork,
     config::PathChoice,
     journal::log,
+    kernel::Interface,
     plan::ranked,
     privileges::{HeldRights, Right, listed},
 };
@@ -85,6 +86,10 @@ pub(super) struct FrameProgram {
     nic: Arc<Mutex<NicPipeline>>,
     flow: String,
     interfaces: BTreeMap<Port, u32>,
+    /// Those whose packets have no Ethernet header, as it was compiled.
+    headerless: Vec<Port>,
+    /// An interface that has returned as one of the other kind, for which the program is not made; and whether it was attached before.
+    misfit: Option<(Port, bool)>,
     is_attached: bool,
     translates: bool,
     is_alone: bool,
@@ -99,11 +104,6 @@ pub(super) fn attach(
     (ports, taken): (&[FlowInterface], Option<TakenPorts>),
     (stages, work): (&[&dyn Stage], PlannedWork),
 ) -> Result<(FrameProgram, Vec<String>), AttachRefusal> {
-    if let Some(FlowInterface { name, .. }) = ports.iter().find(|one| one.is_headerless) {
-        return Err(AttachRefusal::NoMode(format!(
-            "packets of {name} have no Ethernet header, with which programs begin: only packet sockets (af-packet) forward there"
-        )));
-    }
     let missing = HeldRights::now().missing(&[Right::Bpf, Right::NetAdmin]);
     if !missing.is_empty() {
         let missing = listed(&missing);
@@ -114,7 +114,11 @@ pub(super) fn attach(
 
     let (modes, mut reasons) = modes((choice, work), needs, ports);
     let mut interfaces = BTreeMap::new();
-    let mut config = NicConfig::new().pass_up(&PASSED_UP);
+    let headerless: Vec<Port> = (0..)
+        .zip(ports)
+        .filter_map(|(number, one)| one.is_headerless.then_some(Port(number)))
+        .collect();
+    let mut config = NicConfig::new().pass_up(&PASSED_UP).headerless(&headerless);
     if needs == HostRequirement::Packets {
         config = config.own_frames().asked_flows().held_neighbours();
     }
@@ -151,6 +155,8 @@ pub(super) fn attach(
                     nic: Arc::new(Mutex::new(nic)),
                     flow,
                     interfaces,
+                    headerless,
+                    misfit: None,
                     is_attached: true,
                     translates: work == PlannedWork::Nat,
                     is_alone,
@@ -234,6 +240,14 @@ fn modes(
             reasons.push(format!("{}: {because}", mode_name(mode)));
         }
     };
+
+    if let Some(FlowInterface { name, .. }) = ports.iter().find(|one| one.is_headerless) {
+        for mode in [AttachMode::Native, AttachMode::Generic] {
+            let because =
+                format!("packets of {name} have no Ethernet header, with which XDP begins");
+            leave_out(mode, because);
+        }
+    }
 
     if needs == HostRequirement::Frames {
         leave_out(
@@ -341,6 +355,9 @@ impl FrameProgram {
 
     /// Attaches it again.
     pub(super) fn resume(&mut self) -> Result<(), String> {
+        if let Some((port, _)) = self.misfit {
+            return Err(format!("its program is not made for what {port} has become"));
+        }
         self.nic().resume().map_err(|error| error.to_string())?;
         self.is_attached = true;
         self.is_behind = false;
@@ -348,7 +365,11 @@ impl FrameProgram {
     }
 
     /// Handles an interface that is up, down, gone, or replaced by another of the same name.
-    pub(super) fn interface(&mut self, port: Port, index: u32, is_up: bool) {
+    pub(super) fn interface(&mut self, port: Port, interface: &Interface) {
+        let Interface { index, is_up, is_headerless, .. } = *interface;
+        if !self.fits(port, &interface.name, is_headerless) {
+            return;
+        }
         let known = self.interfaces.insert(port, index);
         let result = if known == Some(index) {
             if is_up { self.nic().open(port) } else { self.nic().close(port) }
@@ -366,6 +387,31 @@ impl FrameProgram {
             }
             Ok(()) => {}
         }
+    }
+
+    /// Detaches the program while an interface is not of the kind for which it is made. Returns whether it is.
+    fn fits(&mut self, port: Port, name: &str, is_headerless: bool) -> bool {
+        let fits = is_headerless == self.headerless.contains(&port);
+        match self.misfit {
+            None if !fits => {
+                self.interfaces.remove(&port);
+                self.misfit = Some((port, self.is_attached));
+                self.pause();
+                let now = if is_headerless { "no Ethernet header" } else { "an Ethernet header" };
+                log(format!(
+                    "flow `{}`: its program is detached, the host forwards: packets of {name} have {now} now. Start `vigie-forward` again \
+                     for another program",
+                    self.flow
+                ));
+            }
+            Some((misfit, was_attached)) if fits && misfit == port => {
+                self.misfit = None;
+                self.is_attached = was_attached;
+                self.is_behind = was_attached;
+            }
+            _ => {}
+        }
+        fits
     }
 
     /// Handles an interface that is gone.

@@ -169,7 +169,7 @@ impl FramesFlow {
         match change {
             Change::Interface(interface) => {
                 if let Some(port) = port(&interface.name) {
-                    program.interface(port, interface.index, interface.is_up);
+                    program.interface(port, interface);
                 }
             }
             Change::InterfaceGone { name, .. } => {
