@@ -348,7 +348,44 @@ fn routes_without_headers(test: &str, network: &Network, near: &str, versions: V
     }
 }
 
-/// Goal: packets are routed to and from interfaces without Ethernet headers, whole segments of TCP, too, and errors are sent by them. Method: a
+/// Translates packets from an interface without headers, and packets that leave by it, behind its address, which is one of this host: by the host
+/// and by a program; UDP, and TCP with its segments.
+fn translates_without_headers(test: &str, network: &Network, near: &str) {
+    let (outward, inward) = ((near, "rb"), ("rb", near));
+    for ((inside, outside), address, path) in [
+        (outward, "10.2.0.9", "af-packet"),
+        (outward, "10.2.0.9", "tcx"),
+        // That of the interface, which only a program keeps from the kernel.
+        (outward, "10.2.0.1", "auto"),
+        (inward, "10.5.0.1", "auto"),
+    ] {
+        if path != "af-packet" && !has_programs(test) {
+            continue;
+        }
+        let (from, to, at) = if inside == near {
+            (&network.client, &network.server, SERVER)
+        } else {
+            (&network.server, &network.client, TUNNEL_CLIENT)
+        };
+        let folder = Folder::new();
+        let mut arguments = vec!["nat", "--inside", inside, "--outside", outside, "--path", path];
+        if path != "auto" {
+            arguments.extend(["--address", address]);
+        }
+        let router = forward(network, &folder, &arguments);
+        let (port, socket, caller) = (to.echo(), folder.path("stats"), from.caller());
+        let heard = call(&caller, at, port);
+        assert!(heard.starts_with(&format!("{address}:")), "{heard}");
+        stream_between(from, to, at);
+        let by_program = counter(&socket, "nat", "nic: sent_packets");
+        assert_eq!(by_program > 20, path != "af-packet", "{by_program} packets");
+        let taken = if path == "auto" { "tcx" } else { path };
+        assert_eq!(report(&socket)["flows"][0]["path"], taken);
+        assert_eq!(router.end().code(), 0);
+    }
+}
+
+/// Goal: packets are routed and translated to and from interfaces without Ethernet headers, whole segments of TCP, too, and errors are sent by them. Method: a
 /// pair of tun interfaces that a program joins, whose segments it passes on.
 #[test]
 fn tun_is_routed() {
@@ -357,46 +394,7 @@ fn tun_is_routed() {
         let _pump = Pump::new(network);
         join(network, "rt", "ct");
         routes_without_headers(TEST, network, "rt", Versions::Both);
-    });
-}
-
-/// Goal: packets from and to interfaces without Ethernet headers are translated, also behind an address of this host that such an interface has. Method:
-/// the tun interface on either side, by the host and by a program; UDP, and TCP with its segments.
-#[test]
-fn tun_is_translated() {
-    const TEST: &str = "interfaces::tun_is_translated";
-    with_network(TEST, |network| {
-        let _pump = Pump::new(network);
-        join(network, "rt", "ct");
-        // Other addresses need a program, but for the last one nobody answers.
-        let of_host = [("rt", "rb", "10.2.0.1"), ("rb", "rt", "10.5.0.1")];
-        let ways = [("rt", "rb", "10.2.0.9", "af-packet"), ("rt", "rb", "10.2.0.9", "tcx")];
-        let ways = ways.into_iter().chain(of_host.map(|(from, to, at)| (from, to, at, "auto")));
-        for (inside, outside, address, path) in ways {
-            if path != "af-packet" && !has_programs(TEST) {
-                continue;
-            }
-            let (from, to, at) = match inside {
-                "rt" => (&network.client, &network.server, SERVER),
-                _ => (&network.server, &network.client, TUNNEL_CLIENT),
-            };
-            let folder = Folder::new();
-            let mut arguments =
-                vec!["nat", "--inside", inside, "--outside", outside, "--path", path];
-            if path != "auto" {
-                arguments.extend(["--address", address]);
-            }
-            let router = forward(network, &folder, &arguments);
-            let (port, socket, caller) = (to.echo(), folder.path("stats"), from.caller());
-            let heard = call(&caller, at, port);
-            assert!(heard.starts_with(&format!("{address}:")), "{heard}");
-            stream_between(from, to, at);
-            let by_program = counter(&socket, "nat", "nic: sent_packets");
-            assert_eq!(by_program > 20, path != "af-packet", "{by_program} packets");
-            let taken = if path == "auto" { "tcx" } else { path };
-            assert_eq!(report(&socket)["flows"][0]["path"], taken);
-            assert_eq!(router.end().code(), 0);
-        }
+        translates_without_headers(TEST, network, "rt");
     });
 }
 
@@ -455,6 +453,7 @@ fn ipip_is_routed() {
         network.router.run(&tunnel("10.1.0.1", CLIENT));
         join(network, "tunnel", "tunnel");
         routes_without_headers(TEST, network, "tunnel", Versions::Ipv4);
+        translates_without_headers(TEST, network, "tunnel");
     });
 }
 
@@ -489,5 +488,6 @@ fn wireguard_is_routed() {
         }
         join(network, "wg0", "wg0");
         routes_without_headers(TEST, network, "wg0", Versions::Both);
+        translates_without_headers(TEST, network, "wg0");
     });
 }
