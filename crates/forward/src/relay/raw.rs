@@ -23,7 +23,7 @@ use super::{
     buffers::{Buffer, FLOOR_BYTES},
     chooser::{TransferEngine, picos_per_byte},
     error::{PumpError, StreamSide},
-    pipes::{PIPE_BYTES, Pipe},
+    pipes::Pipe,
     resources::{RelayResources, StreamCount},
     stream::{PumpContext, RelayStream},
     yielder::POLL_BYTES_MAX,
@@ -48,6 +48,12 @@ const SAMPLE_BYTES_MIN: usize = 64 << 10;
 const CHOICE_BYTES: usize = 16 << 20;
 const CHOICE_BYTES_MIN: usize = 1 << 20;
 const CHOICE_TIME: Duration = Duration::from_millis(50);
+
+/// Returns how many bytes a poll moves. With thousands of streams a full poll of each would leave more in the queues than the kernel's memory for TCP holds.
+fn poll_bytes(resources: &RelayResources) -> usize {
+    let share = resources.buffers.share_bytes(resources.streams());
+    share.clamp(SIZES[BULK], POLL_BYTES_MAX)
+}
 
 /// One direction of a raw relay.
 #[derive(Debug)]
@@ -131,7 +137,7 @@ impl RawPump {
         context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
         let PumpContext { from, to, resources, moved } = context;
-        let stop = *moved + POLL_BYTES_MAX;
+        let stop = *moved + poll_bytes(resources) as u64;
         loop {
             *moved += ready!(self.give(cx, to))
                 .map_err(|source| PumpError::io(StreamSide::To, source))?;
@@ -277,7 +283,7 @@ impl RawPump {
     ) -> Poll<std::io::Result<usize>> {
         match &mut self.store {
             Store::Pipe { pipe, held } => {
-                let taken = ready!(from.poll_fill(cx, pipe, PIPE_BYTES))?;
+                let taken = ready!(from.poll_fill(cx, pipe, poll_bytes(resources)))?;
                 *held = taken;
                 pipe.is_clean = taken == 0;
                 if taken < SPLICED_BYTES_MIN {

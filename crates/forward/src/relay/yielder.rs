@@ -16,7 +16,7 @@ use vigie_detect::{Server, YieldBackoff, clock::monotonic_now};
 
 /// A poll ends after this many bytes, to let other connections and waiting threads run while the bytes are still in the
 /// caches.
-pub(super) const POLL_BYTES_MAX: u64 = 256 << 10;
+pub(super) const POLL_BYTES_MAX: usize = 256 << 10;
 
 /// Yields the core unless recent yields were expensive.
 #[derive(Debug, Default)]

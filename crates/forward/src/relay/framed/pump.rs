@@ -157,7 +157,7 @@ impl FramedPump {
         context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
         let PumpContext { from, to, resources, moved } = context;
-        let stop = *moved + POLL_BYTES_MAX;
+        let stop = *moved + POLL_BYTES_MAX as u64;
         loop {
             ready!(self.give(cx, to, resources, moved))?;
             if let Some(error) = self.refused {
