@@ -331,6 +331,40 @@ fn workers_that_switch_relieve_the_reserve() {
     }
 }
 
+/// Goal: a reserve thread that events wake in vain leaves once the workers have switched since the first of them, and not while one polls on, nor
+/// for a call of long ago. Method: a wake-up after a service without tasks, by when that began and how long both workers have polled; and after one with tasks.
+#[test]
+fn a_reserve_woken_in_vain_is_relieved() {
+    const LONG_POLL: Duration = Duration::from_micros(200);
+    let us = MS / 1_000;
+    for (called, polled, has_served, leaves) in [
+        (150 * us, [20 * us, 40 * us], false, true),
+        (150 * us, [20 * us, 40 * us], true, false),
+        (150 * us, [20 * us, 160 * us], false, false),
+        (201 * us, [20 * us, 40 * us], false, false),
+    ] {
+        let (world, _) = world_and_queues();
+        let now = 1_000 * MS;
+        world.serving.borrow_mut().push(2);
+        let (mut turns, reacting) = (Turns::new(2, QUANTUM), Queue::new_fifo());
+        let own = OwnQueues { reacting: &reacting, worker: None };
+        turns.begin_service(Instant::from_nanos(now - called));
+        for (place, nanos) in polled.into_iter().enumerate() {
+            polls_for(&world, place, now, nanos);
+            world.worker_slot(place).set_brief(true);
+        }
+        let now = Instant::from_nanos(now);
+        if has_served {
+            turns.begin_service(now);
+        } else {
+            turns.continue_service(now, LONG_POLL);
+        }
+        assert!(turns.next_of_reserve(&world, &own, now).is_none());
+        let case = (called, polled, has_served);
+        assert_eq!(turns.should_watch(&world, now, false), !leaves, "{case:?}");
+    }
+}
+
 /// Goal: of several reserve threads that wait for a processor, each must have waited for long before there is another one.
 /// Method: two of them behind which a task waits, of different ages.
 #[test]

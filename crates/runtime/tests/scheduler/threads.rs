@@ -281,6 +281,7 @@ impl Thread {
         let mut now = self.world.now();
         self.local.switched_at.set(now);
         self.turns.answer_call(&*self.world, Instant::from_nanos(now));
+        let mut has_served = true;
         loop {
             now = self.poll_if_due(now).await;
             let Self { world, local, turns, .. } = &mut *self;
@@ -289,6 +290,7 @@ impl Thread {
             {
                 turns.distribute(parts, own);
                 now = self.poll(task, lane, now).await;
+                has_served = true;
                 continue;
             }
             self.rest();
@@ -311,7 +313,12 @@ impl Thread {
             }
             now = self.world.now();
             self.local.switched_at.set(now);
-            self.turns.begin_service(Instant::from_nanos(now));
+            let instant = Instant::from_nanos(now);
+            if std::mem::take(&mut has_served) {
+                self.turns.begin_service(instant);
+            } else {
+                self.turns.continue_service(instant, self.world.options.long_poll);
+            }
         }
         self.turns.end_substitution(&*self.world);
         self.rest();

@@ -631,6 +631,16 @@ impl Turns {
         (self.called_at, self.is_relieved) = (now, false);
     }
 
+    /// A reserve thread was woken in the poller again, after it had found nothing to serve: each event of a flood wakes it while a worker polls the task
+    /// that the flood is for. It was called when the first of them came, up to `long_poll` ago; called anew by each, it would never see the workers switch, and
+    /// stay.
+    pub(crate) fn continue_service(&mut self, now: Instant, long_poll: Duration) {
+        if now - self.called_at > long_poll {
+            self.begin_service(now);
+        }
+        self.is_relieved = false;
+    }
+
     /// Returns whether a reserve thread leaves what waits to the workers: each of them has switched since it was called, and one polls
     /// a brief task at this moment, after which it takes reactions from all queues. Where the cores are all in use, one more thread
     /// would only take turns with them, for as long as the lanes do not run empty. Reactions that are not small are the exception: a

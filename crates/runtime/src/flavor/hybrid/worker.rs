@@ -159,6 +159,7 @@ impl Worker {
     fn serve(&mut self) {
         let mut now = self.note_time(monotonic_now());
         self.turns.answer_call(&*self.shared, now);
+        let mut has_served = true;
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             now = self.poll_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;
@@ -166,6 +167,7 @@ impl Worker {
             if let Some((task, lane)) = turns.next_of_reserve(parts, own, now) {
                 turns.distribute(parts, own);
                 now = self.poll(task, lane, now);
+                has_served = true;
                 continue;
             }
             self.rest();
@@ -181,7 +183,11 @@ impl Worker {
             now = self.local.take_woken_at();
             poll::note_sleep(now.as_nanos());
             self.local.switched_at.set(now.as_nanos());
-            self.turns.begin_service(now);
+            if std::mem::take(&mut has_served) {
+                self.turns.begin_service(now);
+            } else {
+                self.turns.continue_service(now, self.shared.options.long_poll);
+            }
         }
         self.turns.end_substitution(&*self.shared);
         self.rest();
