@@ -6,7 +6,7 @@ use std::{
     fs::{self, OpenOptions, Permissions},
     future::Future,
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::PathBuf,
     process::{Child, ChildStderr, Command, Stdio},
@@ -16,13 +16,14 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with},
     process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
 };
 use vigie::{
     Flavor, Instant, Runtime,
     via::{
         message::Endpoint,
-        world::{JoinRefusal, Rank, World, WorldError, WorldEvent},
+        world::{JoinRefusal, Rank, World, WorldError, WorldEvent, tcp::handshake::Challenger},
     },
 };
 
@@ -192,6 +193,49 @@ fn ranks_meet() {
     assert_eq!(by_hand.each_mut().map(Process::code), [Some(0); 2]);
     let (code, said) = server.end();
     assert_eq!(code, Some(0), "{said}");
+    assert!(!said.contains("not let in"), "the other launcher is no stranger: {said}");
+}
+
+/// Goal: a launcher says at once that no rendezvous answers, says when one does, and names the address when it ends without. Method: a
+/// port at which nobody listens, and at which this test then acts as a rendezvous, or does not.
+#[test]
+fn nothing_answers() {
+    for answers in [false, true] {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None);
+        let socket = socket.expect("a socket");
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        bind(&socket, &any).expect("a port");
+        let address = SocketAddr::try_from(getsockname(&socket).expect("it has one")).expect("IP");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+        command.args(["-n", "2", "--here", "1", "--meet", &address.to_string(), "sleep", "60"]);
+        command.env("VIGIE_SECRET", SECRET).stderr(Stdio::piped());
+        let mut launcher = Process::start(&mut command);
+        let mut stderr = BufReader::new(launcher.0.stderr.take().expect("piped"));
+        let mut next = || {
+            let mut line = String::new();
+            stderr.read_line(&mut line).expect("it can be read");
+            line
+        };
+
+        let first = next();
+        let awaited = format!("waiting for the rendezvous at tcp://{address}, where nothing");
+        assert!(first.contains(&awaited) && first.contains("refused"), "{first}");
+        if answers {
+            listen(&socket, 1).expect("a listener");
+            let (mut caller, _) = TcpListener::from(socket).accept().expect("it calls again");
+            caller.write_all(&Challenger::new([7; 16]).challenge()).expect("it reads");
+            let line = next();
+            assert!(line.contains("the rendezvous answers"), "{line}");
+        }
+        launcher.wait_for_children(1);
+        launcher.ask_to_end();
+        assert_eq!(launcher.code(), Some(143));
+        let mut rest = String::new();
+        stderr.read_to_string(&mut rest).expect("it can be read");
+        let is_named = rest.contains(&format!("nothing has answered at tcp://{address}: "));
+        assert_eq!(is_named, !answers, "{rest}");
+    }
 }
 
 /// Goal: ranks that never arrive are named to those that wait for them, and to the user. Method: two of four.
@@ -372,7 +416,7 @@ fn a_secret_that_everybody_can_read() {
 /// host, no secret, a file without one.
 #[test]
 fn launcher_that_cannot_serve() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = taken.local_addr().expect("it has one").to_string();
     for (arguments, secret, expected) in [
         (&["--listen", &taken][..], SECRET, "cannot listen on"),

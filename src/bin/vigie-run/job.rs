@@ -84,6 +84,10 @@ impl RunError {
 
 /// The time for the output of a job that its user has interrupted twice.
 const HURRIED_DRAIN_TIME: Duration = Duration::from_secs(1);
+/// The pause between attempts to reach the rendezvous of `--meet`.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval between messages that it does not answer.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
 /// The exit code if ranks of other hosts were lost.
 const LOST_CODE: u8 = 1;
 
@@ -120,7 +124,7 @@ fn check_descriptors(cli: &Cli) -> Result<(), RunError> {
 }
 
 /// An event of the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum JobEvent {
     /// The process of this rank has ended, and must be reaped.
     Ended(usize),
@@ -130,6 +134,10 @@ pub(crate) enum JobEvent {
     AllDeparted,
     /// The listener has refused this caller, which may not know the secret.
     Rejected(SocketAddr, Option<JoinRefusal>),
+    /// The rendezvous of `--meet` does not answer yet, for this reason.
+    Unanswered(String),
+    /// The rendezvous of `--meet` answers.
+    Answered,
     /// `--arrival` has expired.
     ArrivalOver,
     /// `--timeout` has expired.
@@ -144,6 +152,8 @@ struct Job {
     ranks: Vec<Option<Rank>>,
     /// The address at which they meet the ranks of other hosts.
     rendezvous_address: Option<RendezvousAddress>,
+    /// The reason why the rendezvous of `--meet` does not answer, as logged.
+    unanswered: Option<String>,
     /// Ranks that had not arrived in time, which was logged.
     not_arrived: Vec<world::Rank>,
     /// Accepts the ranks of other hosts, until all have departed.
@@ -177,6 +187,7 @@ impl Job {
         let mut job = Self {
             ranks: Vec::new(),
             rendezvous_address: None,
+            unanswered: None,
             not_arrived: Vec::new(),
             listener: None,
             mailbox,
@@ -213,6 +224,7 @@ impl Job {
             // Report a missing secret once, and here.
             rendezvous_address::secret(file)?;
             self.rendezvous_address = Some(RendezvousAddress::new(address, file));
+            spawn_local(wait_for_answer(address, Rc::clone(&self.mailbox))).detach();
         } else if let Some(address) = self.cli.listen {
             let secret = rendezvous_address::secret(file)?;
             let (rendezvous, mailbox) = (Rc::clone(&self.rendezvous), Rc::clone(&self.mailbox));
@@ -305,12 +317,23 @@ impl Job {
                 JobEvent::Rejected(caller, None) => self.log(&format!(
                     "a caller at {caller} was refused: it has another secret, or is no rank"
                 )),
+                JobEvent::Unanswered(problem) => self.log_unanswered(problem),
+                JobEvent::Answered => {
+                    if self.unanswered.take().is_some() {
+                        self.log("the rendezvous answers");
+                    }
+                }
                 JobEvent::ArrivalOver => self.give_up_missing(),
                 JobEvent::AllDeparted => self.close_listener().await,
             }
             self.give_up_if_ending();
         }
 
+        if let (Some(problem), Some(address), Some(_)) =
+            (self.unanswered.take(), self.cli.meet, self.code)
+        {
+            self.log(&format!("nothing has answered at {SCHEME}{address}: {problem}"));
+        }
         self.drain().await;
         for failure in [self.stdout.failure(), self.stderr.failure()].into_iter().flatten() {
             eprintln!("vigie-run: {failure}");
@@ -318,6 +341,15 @@ impl Job {
         }
 
         Ok(self.code.unwrap_or(0))
+    }
+
+    fn log_unanswered(&mut self, problem: String) {
+        if let Some(address) = self.cli.meet {
+            self.log(&format!(
+                "waiting for the rendezvous at {SCHEME}{address}, where nothing answers yet ({problem}): is `vigie-run --listen` running there?"
+            ));
+        }
+        self.unanswered = Some(problem);
     }
 
     /// Stops waiting for ranks that have not arrived.
@@ -491,6 +523,20 @@ impl Job {
             sink.write(line.into_bytes()).await;
         }));
     }
+}
+
+/// Posts whether a rendezvous answers, until it does.
+async fn wait_for_answer(address: SocketAddr, mailbox: Rc<Mailbox<JobEvent>>) {
+    let mut told_at = None;
+    while let Err(problem) = rendezvous_address::probe(address).await {
+        let now = Instant::now();
+        if told_at.is_none_or(|told_at| now - told_at >= REMINDER_INTERVAL) {
+            told_at = Some(now);
+            mailbox.post(JobEvent::Unanswered(problem));
+        }
+        sleep(PROBE_INTERVAL).await;
+    }
+    mailbox.post(JobEvent::Answered);
 }
 
 /// Shows ranks for users.

@@ -3,17 +3,27 @@
 use std::{
     env,
     ffi::OsString,
+    io,
     net::SocketAddr,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
-use vigie::via::{
-    software_nic::Secret,
-    world::{
-        RENDEZVOUS_VARIABLE, SECRET_FILE_VARIABLE, SECRET_VARIABLE, WorldError,
-        tcp::{SCHEME, find_secret},
+use tokio::io::AsyncReadExt;
+use vigie::{
+    net::TcpStream,
+    time::timeout,
+    via::{
+        software_nic::Secret,
+        world::{
+            RENDEZVOUS_VARIABLE, SECRET_FILE_VARIABLE, SECRET_VARIABLE, WorldError,
+            tcp::{
+                SCHEME, find_secret,
+                handshake::{CHALLENGE_BYTES, Challenger},
+            },
+        },
     },
 };
 
@@ -41,6 +51,27 @@ impl RendezvousAddress {
             command.env_remove(SECRET_VARIABLE).env(SECRET_FILE_VARIABLE, path);
         }
     }
+}
+
+/// The time limit of one [`probe`].
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Connects to a rendezvous without joining it. Returns the problem if none answers at this address.
+pub(crate) async fn probe(address: SocketAddr) -> Result<(), String> {
+    let challenge = async {
+        let mut challenge = [0; CHALLENGE_BYTES];
+        TcpStream::connect(address).await?.read_exact(&mut challenge).await?;
+        Ok::<_, io::Error>(challenge)
+    };
+    let challenge = match timeout(PROBE_TIMEOUT, challenge).await {
+        Ok(Ok(challenge)) => challenge,
+        Ok(Err(error)) => return Err(error.to_string()),
+        Err(_) => return Err(format!("no answer within {PROBE_TIMEOUT:?}")),
+    };
+    let is_challenge = challenge
+        .last_chunk()
+        .is_some_and(|&nonce| Challenger::new(nonce).challenge() == challenge);
+    is_challenge.then_some(()).ok_or_else(|| "something else is served there".to_owned())
 }
 
 /// Returns whether every user of this host may read a file.
