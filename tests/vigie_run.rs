@@ -284,6 +284,7 @@ fn bad_input() {
         (&["-n", "0", "true"][..], 2, "1..=1024"),
         (&["-n", "1025", "true"], 2, "1..=1024"),
         (&["-n", "1", "--env", "A", "true"], 2, "KEY=VALUE"),
+        (&["-n", "1", "--env", "VIGIE_RANK=7", "true"], 2, "vigie-run sets VIGIE_RANK"),
         (&["-n", "1"], 2, "PROGRAM"),
         (&["-n", "2", "/nonexistent/program"], 127, "/nonexistent/program"),
         (&["-n", "2", "no-such-program-anywhere"], 127, "no-such-program-anywhere"),

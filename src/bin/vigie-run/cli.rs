@@ -10,6 +10,9 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind, value_parser};
+use vigie::via::world::{
+    RANK_VARIABLE, RENDEZVOUS_VARIABLE, SECRET_FILE_VARIABLE, SECRET_VARIABLE, SIZE_VARIABLE,
+};
 
 /// The maximum number of ranks of one job.
 pub(crate) const RANKS_MAX: u32 = 1024;
@@ -48,7 +51,7 @@ pub(crate) struct Cli {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = BindTo::None)]
     pub(crate) bind_to: BindTo,
 
-    /// Set an environment variable for the ranks, beside those of the launcher; may be repeated.
+    /// Set an environment variable for the ranks, other than those of the launcher; may be repeated.
     #[arg(long, value_name = "KEY=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
 
@@ -213,6 +216,13 @@ fn ranks(text: &str) -> Result<(u32, u32), String> {
 
 fn variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
+        Some((key @ (RANK_VARIABLE | SIZE_VARIABLE | RENDEZVOUS_VARIABLE), _)) => {
+            Err(format!("vigie-run sets {key} for each rank: choose another name"))
+        }
+        Some((SECRET_VARIABLE | SECRET_FILE_VARIABLE, _)) => {
+            Err("the ranks get the secret by --secret-file, or from the environment of vigie-run"
+                .to_owned())
+        }
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("must be KEY=VALUE".to_owned()),
     }
@@ -283,6 +293,11 @@ mod tests {
             (&["-n", "2", "--arrival", "1", "x"], ErrorKind::MissingRequiredArgument),
             (&["-n", "1", "--env", "A", "x"], ErrorKind::ValueValidation),
             (&["-n", "1", "--env", "=A", "x"], ErrorKind::ValueValidation),
+            (&["-n", "1", "--env", "VIGIE_RANK=7", "x"], ErrorKind::ValueValidation),
+            (&["-n", "1", "--env", "VIGIE_SIZE=7", "x"], ErrorKind::ValueValidation),
+            (&["-n", "1", "--env", "VIGIE_RENDEZVOUS=7", "x"], ErrorKind::ValueValidation),
+            (&["-n", "1", "--env", "VIGIE_SECRET=7", "x"], ErrorKind::ValueValidation),
+            (&["-n", "1", "--env", "VIGIE_SECRET_FILE=7", "x"], ErrorKind::ValueValidation),
             (&["-n", "1", "--timeout", "-1", "x"], ErrorKind::UnknownArgument),
             (&["-n", "1", "--timeout=nan", "x"], ErrorKind::ValueValidation),
             (&["-n", "1", "--timeout=1e99", "x"], ErrorKind::ValueValidation),
