@@ -149,6 +149,11 @@ impl BlockingPool {
         state.thread_count -= 1;
     }
 
+    /// Returns the closures that have not ended.
+    pub(crate) fn live(&self) -> &LiveTasks {
+        &self.live
+    }
+
     /// Cancels closures that have not begun; running ones finish.
     pub(crate) fn begin_shutdown(&self) -> Vec<thread::JoinHandle<()>> {
         let (queue, threads) = {

@@ -12,7 +12,7 @@ use crate::{
     handle::{EnterGuard, Handle, Scheduler},
     metrics::{self, Metrics, MetricsSocket, ServeError},
     sync::thread,
-    task_cell::JoinHandle,
+    task_cell::{JoinHandle, TaskState},
     tokio_context::TokioRuntime,
 };
 
@@ -149,23 +149,30 @@ pub struct ShutdownTimeout {
     /// [`thread_name`](crate::RuntimeBuilder::thread_name), blocking threads are called `vigie-blocking`. A thread of the program that is
     /// in the `block_on` of a user-level runtime is listed as `block_on`.
     pub thread_names: Vec<String>,
-    /// The places at which the tasks inside long polls were spawned. Closures on blocking threads are not listed.
+    /// The places at which the tasks inside long polls were spawned.
     pub tasks: Vec<&'static Location<'static>>,
+    /// The places at which the closures were spawned that still run on blocking threads.
+    pub closures: Vec<&'static Location<'static>>,
 }
 
 impl fmt::Display for ShutdownTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { threads, thread_names, tasks } = self;
+        let Self { threads, thread_names, tasks, closures } = self;
         let s = if *threads == 1 { "" } else { "s" };
         write!(f, "the shutdown timed out with {threads} thread{s} still running")?;
         list_each_once(f, ": ", thread_names, "threads")?;
-        list_each_once(f, "; tasks spawned at ", tasks, "tasks")
+        list_each_once(f, "; tasks spawned at ", tasks, "tasks")?;
+        list_each_once(f, "; blocking closures spawned at ", closures, "closures")
     }
 }
 
 impl Error for ShutdownTimeout {}
 
-/// Writes the items after an introduction, each one once, with the number of its occurrences; nothing if there are none.
+/// The most different threads, or places, that a message names.
+const NAMED_MAX: usize = 20;
+
+/// Writes the items after an introduction, each one once, with the number of its occurrences; nothing if there are none. Of more than
+/// [`NAMED_MAX`] items it writes the first ones.
 fn list_each_once(
     f: &mut fmt::Formatter<'_>,
     introduction: &str,
@@ -176,11 +183,15 @@ fn list_each_once(
     for item in items {
         *counts.entry(item).or_default() += 1;
     }
-    for (index, (item, count)) in counts.into_iter().enumerate() {
+    let more = counts.len().saturating_sub(NAMED_MAX);
+    for (index, (item, count)) in counts.into_iter().take(NAMED_MAX).enumerate() {
         write!(f, "{}{item}", if index == 0 { introduction } else { ", " })?;
         if count > 1 {
             write!(f, " ({count} {plural})")?;
         }
+    }
+    if more > 0 {
+        write!(f, " and {more} more")?;
     }
     Ok(())
 }
@@ -197,7 +208,7 @@ impl Runtime {
     /// Does nothing in a forked child: see [`Runtime`].
     ///
     /// # Errors
-    /// [`ShutdownTimeout`] names the tasks that did not end. Their threads are left behind.
+    /// [`ShutdownTimeout`] names the tasks and the closures that did not end. Their threads are left behind.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Result<(), ShutdownTimeout> {
         self.is_ended = true;
         self.end(timeout)
@@ -292,10 +303,15 @@ impl Runtime {
 
         left.extend(join_until(self.handle.pool().begin_shutdown(), deadline));
         if left.is_empty() {
-            Ok(())
-        } else {
-            Err(ShutdownTimeout { threads: left.len(), thread_names: left, tasks })
+            return Ok(());
         }
+        let mut closures = Vec::new();
+        self.handle.pool().live().for_each(|_, info| {
+            if info.state().0 == TaskState::Running {
+                closures.push(info.site);
+            }
+        });
+        Err(ShutdownTimeout { threads: left.len(), thread_names: left, tasks, closures })
     }
 }
 
@@ -359,20 +375,32 @@ impl fmt::Debug for Runtime {
 mod tests {
     use super::*;
 
-    /// Goal: the error of a shutdown names each thread and each place once, with its number. Method: one of each, and several.
+    fn error(names: &[&str], tasks: Vec<&'static Location<'static>>) -> ShutdownTimeout {
+        let thread_names: Vec<_> = names.iter().map(ToString::to_string).collect();
+        ShutdownTimeout { threads: names.len(), thread_names, tasks, closures: Vec::new() }
+    }
+
+    /// Goal: the error of a shutdown names each thread and each place once, with its number, and not too many. Method: none, one of
+    /// each, several, and more threads than are named.
     #[test]
     fn threads_and_places_are_named_once() {
         let (here, there) = (Location::caller(), Location::caller());
-        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
-        let one = ShutdownTimeout { threads: 1, thread_names: names(&["w-0"]), tasks: vec![here] };
         let text = "the shutdown timed out with 1 thread still running: w-0; tasks spawned at";
-        assert_eq!(one.to_string(), format!("{text} {here}"));
-        let tasks = vec![there, here, there];
-        let three = ShutdownTimeout { threads: 3, thread_names: names(&["w", "v", "w"]), tasks };
+        assert_eq!(error(&["w-0"], vec![here]).to_string(), format!("{text} {here}"));
+
+        let mut three = error(&["w", "v", "w"], vec![there, here, there]);
+        three.closures = vec![there, there];
         let text = "the shutdown timed out with 3 threads still running: v, w (2 threads); tasks spawned at";
-        assert_eq!(three.to_string(), format!("{text} {here}, {there} (2 tasks)"));
-        let none = ShutdownTimeout { threads: 1, thread_names: names(&["w"]), tasks: Vec::new() };
+        let closures = "; blocking closures spawned at";
+        let text = format!("{text} {here}, {there} (2 tasks){closures} {there} (2 closures)");
+        assert_eq!(three.to_string(), text);
+
         let text = "the shutdown timed out with 1 thread still running: w";
-        assert_eq!(none.to_string(), text);
+        assert_eq!(error(&["w"], Vec::new()).to_string(), text);
+
+        let names: Vec<_> = (0..NAMED_MAX + 3).map(|number| format!("w-{number:02}")).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let text = error(&names, Vec::new()).to_string();
+        assert!(text.ends_with("w-18, w-19 and 3 more"), "{text}");
     }
 }

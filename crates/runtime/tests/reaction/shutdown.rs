@@ -1,8 +1,11 @@
 //! A runtime ends in bounded time, and names the tasks that did not end.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
+};
 
-use vigie_runtime::{Runtime, ShutdownTimeout};
+use vigie_runtime::{Flavor, Runtime, ShutdownTimeout};
 
 use crate::{hogs::Hogs, kit::guard::against_hang};
 
@@ -27,6 +30,41 @@ fn hogs_are_named() {
         assert!(error.to_string().contains("hogs.rs"), "{error}");
         assert!(handle.spawn(async {}).is_finished(), "nothing runs after a shutdown");
         drop(hogs);
+    });
+}
+
+/// Goal: a shutdown while closures block names where those that have begun were spawned, and no others. Method: two threads, on which
+/// two closures wait until they are released; one waits in the queue, and one has ended before.
+#[test]
+fn closures_are_named() {
+    against_hang(|| {
+        for flavor in [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel] {
+            let builder = Runtime::builder().flavor(flavor).blocking_threads(2);
+            let runtime = builder.build().expect("a runtime");
+            runtime.block_on(runtime.spawn_blocking(|| ())).expect("it ends");
+            let (release, released) = mpsc::channel::<()>();
+            let (begin, begun) = mpsc::channel();
+            let released = Arc::new(Mutex::new(released));
+            let block = || {
+                let (begin, released) = (begin.clone(), Arc::clone(&released));
+                move || {
+                    begin.send(()).expect("the test waits");
+                    // Ends with the sender.
+                    drop(released.lock().map(|released| released.recv()));
+                }
+            };
+            let line = line!() + 1;
+            (0..2).for_each(|_| runtime.spawn_blocking(block()).detach());
+            begun.iter().take(2).for_each(drop);
+            runtime.spawn_blocking(block()).detach();
+            let ended = runtime.shutdown_timeout(Duration::from_millis(20));
+            let error = ended.expect_err("they block");
+            let lines: Vec<_> = error.closures.iter().map(|site| site.line()).collect();
+            assert_eq!((error.threads, lines), (2, vec![line; 2]), "{error}");
+            let named = "; blocking closures spawned at";
+            assert!(error.to_string().contains(named), "{error}");
+            drop(release);
+        }
     });
 }
 
