@@ -252,14 +252,21 @@ fn all_mistakes_of_a_file_are_reported() {
         assert_eq!(!errors.ends_with("\n4 errors\nnothing was started\n"), is_started, "{errors}");
     }
 
-    let text = "[[l3]]\ninterfaces = ['lo0', 'nowhere']\npath = 'af-packet'\n";
+    let text = "[[l3]]\ninterfaces = ['lo0', 'nowhere']\npath = 'af-packet'\n[[l2]]\nbetween = ['lo1', 'lo2']\n";
     let file = folder.write("l3.toml", text);
     let (code, _, errors) = run(&folder, &["run", "--config", file.to_str().expect("text")]);
     if code == 3 {
         return kit::skip::skip("all_mistakes_of_a_file_are_reported", "CAP_NET_RAW");
     }
-    let shown = "l3.toml, line 2, column 15: flow `l3-1`: there is no interface `lo0`";
-    assert!(code == 2 && errors.contains(shown), "{errors}");
+    for shown in [
+        "l3.toml, line 2, column 15: flow `l3-1`: there is no interface `lo0`",
+        "l3.toml, line 2, column 22: flow `l3-1`: there is no interface `nowhere`",
+        "l3.toml, line 5, column 12: flow `l2-1`: there is no interface `lo1`",
+        "l3.toml, line 5, column 19: flow `l2-1`: there is no interface `lo2`",
+        "\n4 errors\n",
+    ] {
+        assert!(code == 2 && errors.contains(shown), "{errors}\nlacks {shown}");
+    }
     assert!(
         errors.contains("\n  |\n2 | interfaces = ['lo0', 'nowhere']\n  |               ^^^^^\n"),
         "{errors}"

@@ -30,7 +30,7 @@ use vigie::{
 use self::state::{DrainingFlow, InstanceState, NamedFlow, StatsAnswers, follow, tick};
 use crate::{
     access_log::{self, AccessLogError},
-    config::{Config, EndpointUri, FlowConfig, FlowKind, Inside, Located, Process},
+    config::{Config, EndpointUri, FlowConfig, FlowKind, Inside, Located, Mistakes, Process},
     flow::{self, Drained, Draining, FlowError, Listener, Prepared, StartContext},
     journal::{counted, log},
     kernel::{MonitorError, NetlinkMonitor},
@@ -72,6 +72,9 @@ pub(crate) enum InstanceEvent {
 pub(crate) enum InstanceError {
     #[error("{}", located.text)]
     Flow { located: Located, source: FlowError },
+    /// Interfaces of flows cannot be used.
+    #[error("{0}")]
+    Interfaces(Mistakes),
     #[error(transparent)]
     Stats(#[from] stats::RendezvousError),
     #[error(transparent)]
@@ -118,6 +121,7 @@ impl InstanceError {
                     | FlowError::StateInUse { .. },
                 ..
             }
+            | Self::Interfaces(_)
             | Self::Stats(_)
             | Self::Log(AccessLogError::Open { .. }) => CODE_USAGE,
             Self::Flow { source: FlowError::Rights(_), .. } => CODE_RIGHTS,
@@ -144,6 +148,7 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
     let bound_metrics = endpoint.as_ref().map(|at| metrics::bind(at, predecessor.as_mut()));
     let bound_metrics = bound_metrics.transpose()?;
     let streams = Rc::new(RefCell::new(streams_runtime(&config.flows)?));
+    check_interfaces(&config.flows)?;
     let prepared = prepare_all(&config.flows, streams.borrow().as_ref(), predecessor.as_mut())?;
 
     let rights = give_up_rights(config.process.drop_all_rights, &prepared)?;
@@ -202,6 +207,19 @@ fn bind_stats(
         log(format!("replaced {}, left by a dead instance", bound.path.display()));
     }
     Ok((listener, bound))
+}
+
+/// Checks the interfaces of these flows, so that one error names all that cannot be used.
+fn check_interfaces(flows: &[FlowConfig]) -> Result<(), InstanceError> {
+    let mut mistakes = Mistakes::default();
+    for flow in flows {
+        let problems = flow::interface_problems(flow)
+            .map_err(|source| InstanceError::of_flow(flow, source))?;
+        for (key, problem) in problems {
+            mistakes.add(&flow.origin, &[&key], problem);
+        }
+    }
+    mistakes.into_result().map_err(InstanceError::Interfaces)
 }
 
 /// Flows that are set up, by name.

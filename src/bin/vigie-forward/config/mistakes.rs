@@ -151,7 +151,7 @@ pub(crate) struct Mistakes(Vec<Located>);
 impl Mistakes {
     /// Adds what is wrong with the first of these keys because of the others; unless one of them is wrong by itself, so that this may be a
     /// mere consequence, or something was said of the same value.
-    pub(super) fn add(&mut self, origin: &Origin, keys: &[&str], problem: impl AsRef<str>) {
+    pub(crate) fn add(&mut self, origin: &Origin, keys: &[&str], problem: impl AsRef<str>) {
         let key = keys.first().copied().unwrap_or_default();
         let is_said = |place: &Range<usize>| self.0.iter().any(|one| one.offset == place.start);
         let is_said = origin.places.get(key).is_some_and(|place| !key.is_empty() && is_said(place));
@@ -179,7 +179,7 @@ impl Mistakes {
     }
 
     /// Returns them in the order of the file, if there are any.
-    pub(super) fn into_result(mut self) -> Result<(), Self> {
+    pub(crate) fn into_result(mut self) -> Result<(), Self> {
         self.0.sort_by_key(|mistake| mistake.offset);
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }

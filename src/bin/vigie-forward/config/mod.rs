@@ -19,7 +19,7 @@ pub(crate) use self::file::parse;
 pub(crate) use self::{
     check::{check_command_line, has_port_zero, overlaps, published_elsewhere, published_outside},
     file::{ConfigError, FileProblems, read},
-    mistakes::{Located, Origin},
+    mistakes::{Located, Mistakes, Origin},
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
         BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, LogChoice,

@@ -192,6 +192,16 @@ pub(crate) fn file_problems(flow: &FlowConfig) -> FileProblems {
     }
 }
 
+/// Returns the problems of interfaces that cannot be used, by the paths of their keys.
+pub(crate) fn interface_problems(flow: &FlowConfig) -> Result<Vec<(String, String)>, FlowError> {
+    match &flow.kind {
+        FlowKind::Relay(_) => Ok(Vec::new()),
+        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => {
+            frames::interface_problems(&flow.kind)
+        }
+    }
+}
+
 /// Checks a flow as far as possible while others run, which have these interfaces and end before it begins.
 pub(crate) fn check(flow: &FlowConfig, held: &[&str]) -> Result<(), FlowError> {
     match &flow.kind {

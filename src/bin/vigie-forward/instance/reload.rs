@@ -1,6 +1,6 @@
 //! SIGHUP: the flows of the new file are set up while those of before still run, and if one of them cannot start, nothing changes.
 
-use std::{io, mem, time::Duration};
+use std::{io, mem, slice, time::Duration};
 
 use vigie::{
     Instant,
@@ -8,7 +8,7 @@ use vigie::{
     time::{sleep, timeout_at},
 };
 
-use super::{AGAIN_EVERY, GRACE, Instance, InstanceError, streams_runtime};
+use super::{AGAIN_EVERY, GRACE, Instance, InstanceError, check_interfaces, streams_runtime};
 use crate::{
     access_log,
     config::{self, FlowConfig, Process},
@@ -141,6 +141,13 @@ impl Instance {
     async fn set_up(&self, begins: Vec<NewFlow>) -> Result<NextFlows, Vec<String>> {
         let (mut next, mut problems) = (NextFlows::default(), Vec::new());
         for mut new in begins {
+            if let Err(InstanceError::Interfaces(mistakes)) =
+                check_interfaces(slice::from_ref(&new.flow))
+            {
+                let of_flow: Vec<_> = mistakes.list().iter().map(|one| one.text.as_str()).collect();
+                problems.push(of_flow.join("; "));
+                continue;
+            }
             new.waits_for.retain(|name| self.runs(name));
             let listener = new.takes_from.as_ref().and_then(|name| {
                 let running = self.shared.flows.borrow();
@@ -260,7 +267,7 @@ impl Instance {
     ) -> Result<Box<dyn Prepared>, InstanceError> {
         let failed = |source| InstanceError::of_flow(flow, source);
         if flow.kind.frames().is_none() && self.source.streams.borrow().is_none() {
-            let streams = streams_runtime(std::slice::from_ref(flow))?;
+            let streams = streams_runtime(slice::from_ref(flow))?;
             self.source.streams.replace(streams);
         }
         if listener.is_some() {

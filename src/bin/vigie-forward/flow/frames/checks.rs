@@ -17,7 +17,7 @@ use crate::{
     config::FlowKind,
     flow::{FlowError, FlowStart},
     journal::log,
-    kernel::snapshot,
+    kernel::{Interface, NetlinkCache, snapshot},
     privileges::{HeldRights, Right, listed},
 };
 
@@ -47,30 +47,12 @@ pub(super) fn check_interfaces(
     kind: &FlowKind,
     (table, start): (u32, FlowStart),
 ) -> Result<(Vec<FlowInterface>, Option<PublicSide>), FlowError> {
-    let cache = snapshot(table).map_err(|error| FlowError::Io {
-        what: "asking the kernel for its interfaces".to_owned(),
-        source: io::Error::other(error),
-    })?;
-
+    let cache = interfaces(table)?;
     let is_wire = matches!(kind, FlowKind::L2(_));
     let mut flow_interfaces = Vec::new();
     for (key, name) in kind.keyed_interfaces() {
-        let wrong = |problem| FlowError::InvalidKey { key: key.clone(), problem };
-        let Some(interface) = cache.interface(name) else {
-            return Err(wrong(format!(
-                "there is no interface `{name}` in this network namespace (`ip link` lists them)"
-            )));
-        };
-        if interface.is_headerless && is_wire {
-            return Err(wrong(format!(
-                "packets of interface `{name}` have no Ethernet header, so there is no frame to pass on: use `l3`"
-            )));
-        }
-        if interface.mac.is_none() && !interface.is_headerless {
-            return Err(wrong(format!(
-                "interface `{name}` is neither an Ethernet interface nor one without headers (tun, WireGuard, tunnels of IPv4)"
-            )));
-        }
+        let interface = usable(&cache, name, is_wire)
+            .map_err(|problem| FlowError::InvalidKey { key, problem })?;
         // Drivers without flags merge nothing.
         if merges_packets(name).unwrap_or(false) {
             start.refuse(merging(name))?;
@@ -93,6 +75,41 @@ pub(super) fn check_interfaces(
         _ => None,
     };
     Ok((flow_interfaces, public_side))
+}
+
+/// Asks the kernel for its interfaces, and for the routes of a table.
+pub(super) fn interfaces(table: u32) -> Result<NetlinkCache, FlowError> {
+    snapshot(table).map_err(|error| FlowError::Io {
+        what: "asking the kernel for its interfaces".to_owned(),
+        source: io::Error::other(error),
+    })
+}
+
+/// Returns the problems of interfaces that cannot be used, by the paths of their keys.
+pub(super) fn interface_problems(kind: &FlowKind, cache: &NetlinkCache) -> Vec<(String, String)> {
+    let is_wire = matches!(kind, FlowKind::L2(_));
+    let problem = |(key, name)| usable(cache, name, is_wire).err().map(|problem| (key, problem));
+    kind.keyed_interfaces().into_iter().filter_map(problem).collect()
+}
+
+/// Returns an interface, or the reason why it cannot be used.
+fn usable<'a>(cache: &'a NetlinkCache, name: &str, is_wire: bool) -> Result<&'a Interface, String> {
+    let Some(interface) = cache.interface(name) else {
+        return Err(format!(
+            "there is no interface `{name}` in this network namespace (`ip link` lists them)"
+        ));
+    };
+    if interface.is_headerless && is_wire {
+        return Err(format!(
+            "packets of interface `{name}` have no Ethernet header, so there is no frame to pass on: use `l3`"
+        ));
+    }
+    if interface.mac.is_none() && !interface.is_headerless {
+        return Err(format!(
+            "interface `{name}` is neither an Ethernet interface nor one without headers (tun, WireGuard, tunnels of IPv4)"
+        ));
+    }
+    Ok(interface)
 }
 
 /// Checks the ports of translations, if this host has the public address itself.

@@ -115,6 +115,12 @@ pub(super) fn check(flow: &FlowConfig, held: &[&str]) -> Result<(), FlowError> {
     claim(&free.collect::<Vec<_>>()).map(drop)
 }
 
+/// Returns the problems of interfaces that cannot be used, by the paths of their keys.
+pub(super) fn interface_problems(kind: &FlowKind) -> Result<Vec<(String, String)>, FlowError> {
+    check_rights()?;
+    Ok(checks::interface_problems(kind, &checks::interfaces(TABLE_NONE)?))
+}
+
 /// A wire follows interfaces, but no routing table.
 const TABLE_NONE: u32 = 0;
 
