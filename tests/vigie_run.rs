@@ -467,6 +467,37 @@ fn survivors_are_told() {
     assert!(ended.stderr.contains("rank 1 was killed by signal 9 (SIGKILL); the others go on"));
 }
 
+/// Goal: a rank whose barrier is not passed in time says what it knows of the others, and the launcher names the ranks that are missing.
+/// Method: of the other three ranks, one has told a value, one nothing, and one has left.
+#[test]
+fn a_barrier_names_who_is_missing() {
+    be_rank_of("a_barrier_names_who_is_missing", async |world, deadline| {
+        match world.rank().0 {
+            0 => {
+                let mut events = world.events();
+                let left = events.next().await.expect("it was told");
+                assert_eq!(left, WorldEvent::Left { rank: Rank(3) });
+                world.get(Rank(1), "key", deadline).await.expect("it is told");
+                let early = Instant::now() + Duration::from_millis(10);
+                let error = world.barrier(early).await.expect_err("two do not come");
+                println!("\n@{error}");
+                std::process::exit(7);
+            }
+            1 => world.put("key", b"value", deadline).await.expect("it is sent"),
+            3 => return world.leave(deadline).await.expect("it is told"),
+            _ => {}
+        }
+        std::future::pending().await
+    });
+    let job = Job::of_world("a_barrier_names_who_is_missing", &["-n", "4"]);
+    let known = "only the launcher knows which are missing; values have come from: 1; gone, and not waited for: 3";
+    let said = job.marked();
+    assert_eq!(said, format!("the deadline passed before all ranks came to barrier 1; {known}"));
+    let ended = job.wait();
+    let named = "rank 0 exited with code 7 inside a barrier, not entered by ranks 1, 2; ending the others\n";
+    assert!(ended.code() == 7 && ended.stderr.contains(named), "{}", ended.stderr);
+}
+
 /// Goal: a rank that breaks the protocol is cut off and hurts nobody else; one that never comes lets a
 /// barrier end with its deadline. Method: rank 0 is a shell that says nothing, then nonsense.
 #[test]

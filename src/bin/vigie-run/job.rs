@@ -449,13 +449,18 @@ impl Job {
         }
         let is_first = self.code.is_none();
         self.code.get_or_insert(code);
+        let place = match self.rendezvous.awaited_by(world::Rank(index)).as_slice() {
+            [] => String::new(),
+            awaited => format!(" inside a barrier, not entered by {}", RankList(awaited)),
+        };
+        let ended = format!("rank {index} {}{place}", EndingText(ending));
         if self.cli.keep_going {
-            self.log(&format!("rank {index} {}; the others go on", EndingText(ending)));
+            self.log(&format!("{ended}; the others go on"));
         } else if !self.is_ending {
-            self.log(&format!("rank {index} {}; ending the others", EndingText(ending)));
+            self.log(&format!("{ended}; ending the others"));
             self.end_all();
         } else if is_first {
-            self.log(&format!("rank {index} {}", EndingText(ending)));
+            self.log(&ended);
         }
         Ok(())
     }
@@ -539,12 +544,15 @@ async fn wait_for_answer(address: SocketAddr, mailbox: Rc<Mailbox<JobEvent>>) {
     mailbox.post(JobEvent::Answered);
 }
 
-/// Shows ranks for users.
+/// The most ranks that one message names.
+const NAMED_MAX: usize = 100;
+
+/// Shows ranks for users: the first [`NAMED_MAX`], and the number of the others.
 struct RankList<'a>(&'a [world::Rank]);
 
 impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, rank) in self.0.iter().enumerate() {
+        for (index, rank) in self.0.iter().take(NAMED_MAX).enumerate() {
             let before = match index {
                 0 if self.0.len() == 1 => "rank ",
                 0 => "ranks ",
@@ -552,7 +560,10 @@ impl fmt::Display for RankList<'_> {
             };
             write!(f, "{before}{}", rank.0)?;
         }
-        Ok(())
+        match self.0.len().saturating_sub(NAMED_MAX) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
     }
 }
 

@@ -125,6 +125,11 @@ impl Rendezvous {
         self.hub.borrow().missing()
     }
 
+    /// Returns the ranks for which `rank` waits in a barrier, or waited when it ended.
+    pub(crate) fn awaited_by(&self, rank: Rank) -> Vec<Rank> {
+        self.hub.borrow().awaited_by(rank)
+    }
+
     /// Returns the ranks that had joined and were lost.
     pub(crate) fn lost(&self) -> Vec<Rank> {
         self.hub.borrow().lost()

@@ -78,6 +78,26 @@ impl<L: HubLink<StateMachine = Member>> Attached<L> {
         Ok(true)
     }
 
+    /// Describes what barrier `round` waits for, as far as this rank knows.
+    fn awaited(&self, round: u32) -> String {
+        if let Some(ranks) = self.link.awaited().filter(|ranks| !ranks.is_empty()) {
+            return format!("these ranks came to barrier {round}: {}", list(&ranks));
+        }
+        // This closure does not fail.
+        let (gone, heard) = self.link.act(|member| Ok(member.gone_and_heard())).unwrap_or_default();
+        let heard = match Vec::from_iter(heard).as_slice() {
+            [] => "no other rank has been heard from".to_owned(),
+            heard => format!("values have come from: {}", list(heard)),
+        };
+        let gone = match Vec::from_iter(gone).as_slice() {
+            [] => String::new(),
+            gone => format!("; gone, and not waited for: {}", list(gone)),
+        };
+        format!(
+            "all ranks came to barrier {round}; only the launcher knows which are missing; {heard}{gone}"
+        )
+    }
+
     const fn waiting(&self, deadline: Instant) -> DeadlineWait<'_, L> {
         DeadlineWait { link: &self.link, timers: &self.timers, deadline }
     }
@@ -91,9 +111,7 @@ impl<L: HubLink<StateMachine = Member>> Attached<L> {
         let what = || {
             // This closure does not fail.
             let ranks = self.link.act(|member| Ok(member.unanswered(key))).unwrap_or_default();
-            let count = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
-            let ranks = &ranks[..ranks.len().min(MISSING_MAX)];
-            format!("these ranks had put a value for `{key}`: {}", Listed { count, ranks })
+            format!("these ranks had put a value for `{key}`: {}", list(&ranks))
         };
         self.waiting(deadline).until(what, |member, _| member.answers(key)).await
     }
@@ -133,7 +151,7 @@ impl<L: HubLink<StateMachine = Member>> Bootstrap for Attached<L> {
     fn barrier(&self, deadline: Instant) -> BootstrapFuture<'_, ()> {
         Box::pin(async move {
             let round = self.link.act(Member::enter)?;
-            let what = || format!("all ranks came to barrier {round}");
+            let what = || self.awaited(round);
             let check = |member: &mut Member, _| member.pass(round).then_some(());
             self.waiting(deadline).until(what, check).await
         })
@@ -177,6 +195,12 @@ impl<L: HubLink<StateMachine = Member>> Bootstrap for Attached<L> {
             self.get_all(key, deadline).await
         })
     }
+}
+
+/// Lists ranks, but not too many.
+fn list(ranks: &[Rank]) -> String {
+    let count = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
+    Listed { count, ranks: &ranks[..ranks.len().min(MISSING_MAX)] }.to_string()
 }
 
 impl<L: fmt::Debug> fmt::Debug for Attached<L> {

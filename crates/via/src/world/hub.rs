@@ -183,6 +183,16 @@ impl Hub {
         self.ranks_that(|member| member.is_lost && !member.has_joined)
     }
 
+    /// Returns the ranks for which `rank` waits in a barrier, or waited when it ended: none if it was in none.
+    #[must_use]
+    pub fn awaited_by(&self, rank: Rank) -> Vec<Rank> {
+        let Some(waiting) = self.member_ref(rank) else { return Vec::new() };
+        let is_inside = waiting.entered > waiting.passed;
+        self.ranks_that(|member| {
+            is_inside && member.state.is_awaited() && member.entered < waiting.entered
+        })
+    }
+
     fn ranks_that(&self, is_meant: impl Fn(&MemberRecord) -> bool) -> Vec<Rank> {
         let ranks = (0..).map(Rank).zip(&self.members);
         ranks.filter(|(_, member)| is_meant(member)).map(|(rank, _)| rank).collect()

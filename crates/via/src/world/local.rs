@@ -141,6 +141,10 @@ impl HubLink for LocalLink {
         Ok(result)
     }
 
+    fn awaited(&self) -> Option<Vec<Rank>> {
+        Some(self.launcher.lock().hub.awaited_by(self.rank))
+    }
+
     fn pump(&self) -> bool {
         true
     }

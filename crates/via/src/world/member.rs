@@ -110,6 +110,20 @@ impl Member {
         (0..self.size()).map(Rank).filter(is_open).collect()
     }
 
+    /// Returns the ranks that are gone, and of the others those whose values have come.
+    pub(super) fn gone_and_heard(&self) -> (BTreeSet<Rank>, BTreeSet<Rank>) {
+        let gone: BTreeSet<Rank> = self.events.iter().map(WorldEvent::rank).collect();
+        let values = self.values.values().flatten();
+        let heard = values.filter(|(rank, value)| value.is_some() && !gone.contains(rank));
+        let heard = heard.map(|(rank, _)| *rank).filter(|rank| Some(*rank) != self.own_rank());
+        let heard = heard.collect();
+        (gone, heard)
+    }
+
+    fn own_rank(&self) -> Option<Rank> {
+        self.membership.as_ref().map(|membership| membership.rank)
+    }
+
     /// Enters a barrier, unless this rank is already in it. Returns the barrier's number.
     pub(super) fn enter(&mut self) -> Result<u32, WorldError> {
         if !self.rounds.is_inside() {

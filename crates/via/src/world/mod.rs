@@ -262,7 +262,9 @@ impl World {
     /// This rank stays in the barrier; the next call is for the same one, even if it was passed meanwhile.
     ///
     /// # Errors
-    /// [`WorldError::TimedOut`]; those of [`WorldError`] that a launcher can cause.
+    /// [`WorldError::TimedOut`], which names the missing ranks in a [local](fn@local) world, and elsewhere those that this rank has
+    /// heard from: only the launcher knows who is missing. `vigie-run` says it when a rank ends badly inside a barrier. Those of
+    /// [`WorldError`] that a launcher can cause.
     pub async fn barrier(&self, deadline: Instant) -> Result<(), WorldError> {
         self.bootstrap.barrier(deadline).await
     }

@@ -107,10 +107,12 @@ fn deadlines_and_departures() {
     let deadline = soon(&host);
     let (launcher, worlds) = local(host.server(), 3).unwrap();
     block_on(async {
-        for _ in 0..2 {
+        for awaited in [["1, 2", "2"], ["2", "2"]] {
             let early = host.server().now();
-            for world in &worlds[..2] {
+            for (world, awaited) in worlds.iter().zip(awaited) {
                 let error = world.barrier(early).await.unwrap_err();
+                let awaited = format!("before these ranks came to barrier 1: {awaited}");
+                assert!(error.to_string().ends_with(&awaited), "{error}");
                 assert!(matches!(&error, WorldError::TimedOut { .. }), "{error}");
                 assert!(!error.is_final());
             }
@@ -263,7 +265,8 @@ fn said_over_a_socket() {
         assert!(world.get(Rank(1), "k", host.server().now()).await.is_err());
         // Asked once, however often it is waited for.
         assert!(world.get(Rank(1), "k", host.server().now()).await.is_err());
-        assert!(world.barrier(host.server().now()).await.is_err());
+        let error = world.barrier(host.server().now()).await.unwrap_err();
+        assert!(error.to_string().ends_with("; no other rank has been heard from"), "{error}");
         world.leave(deadline).await.unwrap();
     });
     let mut bytes = Vec::new();

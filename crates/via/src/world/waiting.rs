@@ -10,7 +10,7 @@ use std::{
 
 use vigie_detect::{Handle, Instant, Timers};
 
-use super::WorldError;
+use super::{Rank, WorldError};
 
 /// A rank's side of a protocol, without I/O.
 pub(super) trait StateMachine: Send {
@@ -31,6 +31,11 @@ pub(super) trait HubLink: Send + Sync + fmt::Debug {
         &self,
         act: impl FnOnce(&mut Self::StateMachine) -> Result<T, WorldError>,
     ) -> Result<T, WorldError>;
+
+    /// Returns the ranks for which this one waits in a barrier; `None` if only the launcher knows.
+    fn awaited(&self) -> Option<Vec<Rank>> {
+        None
+    }
 
     /// Sends and receives what is possible without waiting, and wakes the waiters of what has arrived.
     /// Returns whether everything is sent.

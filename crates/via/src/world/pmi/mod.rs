@@ -96,7 +96,11 @@ impl Bootstrap for Pmi {
     fn barrier(&self, deadline: Instant) -> BootstrapFuture<'_, ()> {
         Box::pin(async move {
             let round = self.link.act(Client::enter)?;
-            let what = || format!("all ranks came to barrier {round}");
+            let what = || {
+                format!(
+                    "all ranks came to barrier {round}; this launcher does not say which are missing"
+                )
+            };
             let check = |client: &mut Client, _| client.pass(round).then_some(());
             self.waiting(deadline).until(what, check).await
         })
