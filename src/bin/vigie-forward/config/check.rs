@@ -8,9 +8,9 @@ use std::{
 };
 
 use super::{
-    BalanceChoice, Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode,
-    Frames, Inside, LogChoice, LogTarget, MESSAGE_BYTES_DEFAULT, Nat, Origin, PathChoice, Ports,
-    Publish, Relay, RelayMode, TargetUri, mistakes::Mistakes, tls,
+    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Inside,
+    LogChoice, LogTarget, MESSAGE_BYTES_DEFAULT, Nat, Origin, PathChoice, Ports, Publish, Relay,
+    RelayMode, TargetUri, mistakes::Mistakes, tls,
 };
 
 /// The interface for packets of a host to itself.
@@ -407,17 +407,11 @@ fn known_targets(relay: &Relay, found: &mut Findings<'_>) {
         format!("`resolve` must be at least {RESOLVE_MIN:?}, since each time is a question to the resolver: 30s is usual"),
     );
     let mut seen = BTreeSet::new();
-    for (key, TargetUri { url, weight }) in all_targets(relay) {
+    for (key, TargetUri { url, .. }) in all_targets(relay) {
         // Of each list alone.
         let (list, _) = key.rsplit_once('.').unwrap_or_default();
         let is_new = seen.insert((list.to_owned(), url));
-        found.check(is_new, &[&key], format!("`to` has {url} twice: give it a `weight`"));
-        found.check(
-            *weight == 1 || relay.balance != BalanceChoice::First,
-            &[&format!("{key}.weight"), "balance"],
-            "`weight` has no effect, since `balance` is first, and takes the first target that can be reached: set it to \
-             round-robin or another policy",
-        );
+        found.check(is_new, &[&key], format!("`to` has {url} twice: remove one of them"));
     }
 }
 
@@ -541,18 +535,6 @@ fn clients(relay: &Relay, found: &mut Findings<'_>) {
              connect)"
         );
         found.check(has_addresses || !is_used, &[key, "listen", "proxy_from"], problem);
-    }
-    for (at, allow) in relay.allow.iter().enumerate() {
-        if let Some((by, deny)) = relay.deny.iter().enumerate().find(|(_, deny)| deny.covers(allow))
-        {
-            found.add(
-                &[&format!("allow.{at}"), &format!("deny.{by}")],
-                format!(
-                    "nobody in {} is served, since `deny` has {}: remove one of them",
-                    allow.0, deny.0
-                ),
-            );
-        }
     }
 }
 

@@ -207,7 +207,7 @@ pub(crate) struct Relay {
     pub(crate) listen: EndpointUri,
 
     /// The target: an endpoint, or one with a host name, each of whose addresses becomes a target; may be repeated. With
-    /// `,weight=3` it gets three times the share of a target without a weight (1 to 256; not with the policy `first`).
+    /// `,weight=3` it gets three times the share of a target without a weight (1 to 256).
     #[arg(long, value_name = "ENDPOINT", required = true)]
     pub(crate) to: Vec<TargetUri>,
 

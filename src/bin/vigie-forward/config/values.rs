@@ -612,16 +612,6 @@ pub(crate) enum FrameMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range(pub(crate) AddressRange);
 
-impl Range {
-    /// Returns whether it has all addresses of another one.
-    pub(super) fn covers(&self, other: &Self) -> bool {
-        let [own, other] = [self, other].map(|range| range.0.to_string().parse::<Prefix>().ok());
-        own.zip(other).is_some_and(|(own, other)| {
-            own.length_bits() <= other.length_bits() && own.contains(other.address())
-        })
-    }
-}
-
 impl FromStr for Range {
     type Err = BadValue;
 
