@@ -62,10 +62,13 @@ fn the_settings_of_before_are_tried_again() {
         instance.signal(Signal::HUP);
         let line = instance.until("the settings of before fail, too");
         assert!(line.contains(&format!("tcp://10.1.0.1:{port}")), "{line}");
+        // Of the new file alone.
+        assert_eq!(line.matches("config.toml, line ").count(), 1, "{line}");
         assert_down(&metrics, &stats, "web");
         instance.until("SIGHUP: flows: 0 unchanged, 0 ended, 0 new, 1 failed");
         instance.said.clear();
-        instance.until("and does not forward");
+        let line = instance.until("and does not forward");
+        assert!(!line.contains("config.toml"), "{line}");
         assert_down(&metrics, &stats, "web");
 
         router.run("ip addr add 10.1.0.1/24 dev ra");

@@ -55,7 +55,7 @@ impl<T: Args> Single<T> {
     /// Returns a configuration with one flow.
     pub(crate) fn into_config(self, kind: impl FnOnce(T) -> FlowKind) -> Config {
         let kind = kind(self.flow);
-        let origin = Origin::command_line(kind.name());
+        let origin = Origin::of_flow(kind.name());
         let flow = FlowConfig { name: kind.name().to_owned(), origin, kind };
         Config { process: self.process, origin: Origin::default(), flows: vec![flow] }
     }

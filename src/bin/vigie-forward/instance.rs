@@ -343,7 +343,7 @@ impl Instance {
         rights: Vec<Right>,
         prepared: PreparedFlows,
         listener: StdUnixListener,
-        (source, manager): (ConfigSource, ServiceManager),
+        (mut source, manager): (ConfigSource, ServiceManager),
     ) -> Result<Self, InstanceError> {
         let server = Server::current().map_err(io::Error::from)?;
         let mailbox = Rc::new(Mailbox::new());
@@ -382,6 +382,7 @@ impl Instance {
             is_draining: Cell::new(false),
         });
 
+        source.config.forget_places();
         let mut this = Self {
             shared: Rc::clone(&shared),
             mailbox,

@@ -43,13 +43,15 @@ use self::{
 
 fn main() {
     journal::install_subscriber();
+    let checked = |config: Config| config::check_command_line(&config).map(|()| config);
     let code = match Cli::parse().command {
         Command::Relay(one) => {
-            forward(Ok(one.into_config(|relay| FlowKind::Relay(Box::new(relay)))), None)
+            let relay = |relay| FlowKind::Relay(Box::new(relay));
+            forward(checked(one.into_config(relay)), None)
         }
-        Command::L2(one) => forward(Ok(one.into_config(FlowKind::L2)), None),
-        Command::L3(one) => forward(Ok(one.into_config(FlowKind::L3)), None),
-        Command::Nat(one) => forward(Ok(one.into_config(FlowKind::Nat)), None),
+        Command::L2(one) => forward(checked(one.into_config(FlowKind::L2)), None),
+        Command::L3(one) => forward(checked(one.into_config(FlowKind::L3)), None),
+        Command::Nat(one) => forward(checked(one.into_config(FlowKind::Nat)), None),
         Command::Run(run) => {
             forward(config::read(&run.config, flow::file_problems), Some(&run.config))
         }
@@ -89,9 +91,6 @@ fn forward(config: Result<Config, ConfigError>, file: Option<&Path>) -> u8 {
             return complain(&said, instance::CODE_USAGE);
         }
     };
-    if let Err(error) = config::check_command_line(&config) {
-        return complain(&error, instance::CODE_USAGE);
-    }
     instance::run(config, file).unwrap_or_else(|error| complain(&error.with_line(), error.code()))
 }
 

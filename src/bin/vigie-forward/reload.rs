@@ -25,14 +25,11 @@ pub(crate) struct NewFlow {
     pub(crate) waits_for: Vec<String>,
 }
 
-/// Compares configurations. A flow is the same if its name and settings are, wherever it is in the file.
+/// Compares configurations.
 pub(crate) fn plan(old: &[FlowConfig], new: &[FlowConfig]) -> ReloadPlan {
-    let is_in = |all: &[FlowConfig], flow: &FlowConfig| {
-        all.iter().any(|other| other.name == flow.name && other.kind == flow.kind)
-    };
-    let mut ending: Vec<_> = old.iter().filter(|flow| !is_in(new, flow)).collect();
+    let mut ending: Vec<_> = old.iter().filter(|flow| !new.contains(flow)).collect();
     let ends: Vec<_> = ending.iter().map(|flow| flow.name.clone()).collect();
-    let begins = new.iter().filter(|flow| !is_in(old, flow)).map(|flow| {
+    let begins = new.iter().filter(|flow| !old.contains(flow)).map(|flow| {
         let at = ending.iter().position(|one| has_listener(one, flow));
         let takes_from = at.map(|at| ending.remove(at).name.clone());
         let holders = old.iter().filter(|one| ends.contains(&one.name) && excludes(one, flow));
@@ -160,6 +157,7 @@ mod tests {
         assert_eq!(found.kept, 1);
         assert_eq!(plan(&new, &new), ReloadPlan { kept: 3, ..ReloadPlan::default() });
     }
+
     /// Goal: who takes whose listener over: a flow with the same endpoint, whatever its name, once each; of port 0 only one with the
     /// same name. Method: two relays that change places and a third that is renamed; then relays at port 0.
     #[test]
@@ -190,6 +188,7 @@ mod tests {
         }
         assert_eq!(taken(&old, &changed), [from("b"), from("a"), None]);
     }
+
     /// Goal: the summary names what has changed, within a bound. Method: lists by hand, and 30 flows.
     #[test]
     fn changes_are_named() {

@@ -2,15 +2,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
     time::Duration,
 };
 
 use super::{
     Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Inside,
-    LogChoice, LogTarget, MESSAGE_BYTES_DEFAULT, Nat, Origin, PathChoice, Ports, Publish, Relay,
-    RelayMode, TargetUri, mistakes::Mistakes, tls,
+    LogChoice, LogTarget, Nat, Origin, PathChoice, Ports, Publish, Relay, RelayMode, TargetUri,
+    mistakes::Mistakes, tls,
 };
 
 /// The interface for packets of a host to itself.
@@ -61,9 +61,12 @@ pub(super) fn check(config: &Config, mistakes: &mut Mistakes) {
     process(config, is_log_known, &mut Findings { origin: &config.origin, mistakes });
     let mut seen = UniqueResources::default();
     if let Some(metrics) = &config.process.metrics {
-        seen.listeners.insert(metrics, "metrics");
+        seen.listen(metrics, "metrics", &mut Findings { origin: &config.origin, mistakes });
     }
     for flow in &config.flows {
+        if mistakes.is_full() {
+            return;
+        }
         let mut found = Findings { origin: &flow.origin, mistakes };
         alone(flow, &mut found);
         with_process(flow, config, &mut found);
@@ -106,74 +109,114 @@ fn no_folder(key: &str, path: &Path, example: &str, found: &mut Findings<'_>) {
 /// relay's own, or by other relays. Any address of the host that is not a loopback one is taken for another host's.
 fn circles(config: &Config, mistakes: &mut Mistakes) {
     let relays = config.flows.iter().filter_map(|flow| match &flow.kind {
-        FlowKind::Relay(relay) if !flow.origin.is_wrong("listen") => {
-            Some((flow, &relay.listen, all_targets(relay).collect::<Vec<_>>()))
+        FlowKind::Relay(relay)
+            if !flow.origin.is_wrong("listen") && !has_port_zero(&relay.listen) =>
+        {
+            Some((flow, &**relay))
         }
         _ => None,
     });
     let relays: Vec<_> = relays.collect();
-    let mut reported = vec![false; relays.len()];
-    for (index, (flow, listen, _)) in relays.iter().enumerate() {
-        let mut passed = vec![index];
-        let mut next = 0;
-        while let (Some(&from), false) = (passed.get(next), reported[index]) {
-            next += 1;
-            for (at, (_, to, _)) in relays.iter().enumerate() {
-                let mut targets = relays[from].2.iter();
-                let Some((key, _)) = targets.find(|(_, target)| arrives_at(&target.url, to)) else {
-                    continue;
-                };
-                if at == index {
-                    let (key, by) = match relays[from].0 {
-                        _ if from == index => (key.as_str(), String::new()),
-                        other => ("to", format!(" by flow `{}`", other.name)),
-                    };
-                    let problem = format!(
-                        "{listen} would relay to itself{by}, and each connection would come back without end: give \
-                         `to` another endpoint"
-                    );
-                    mistakes.add(&flow.origin, &[key], problem);
-                    passed.iter().for_each(|&one| reported[one] = true);
-                    break;
-                }
-                if !passed.contains(&at) {
-                    passed.push(at);
-                }
+    let listeners = relays.iter().enumerate();
+    let listeners: BTreeMap<_, _> =
+        listeners.map(|(index, (_, relay))| (canonical(&relay.listen), index)).collect();
+    let hops = relays.iter().map(|(_, relay)| {
+        let ends = all_targets(relay).flat_map(|(key, to)| {
+            arrivals(&to.url).into_iter().map(move |listener| (key.clone(), listener))
+        });
+        ends.filter_map(|(key, end)| Some((key, *listeners.get(&end)?))).collect::<Vec<_>>()
+    });
+    let hops: Vec<_> = hops.collect();
+
+    // Depth first: each hop is taken once.
+    let (mut taken, mut is_on_way) = (vec![0; relays.len()], vec![false; relays.len()]);
+    for first in 0..relays.len() {
+        let mut way = vec![first];
+        while let Some(&from) = way.last() {
+            is_on_way[from] = true;
+            let Some(&(_, to)) = hops[from].get(taken[from]) else {
+                is_on_way[from] = false;
+                way.pop();
+                continue;
+            };
+            taken[from] += 1;
+            if !is_on_way[to] {
+                way.push(to);
+                continue;
             }
+            let (flow, Relay { listen, .. }) = relays[to];
+            let key = &hops[to][taken[to] - 1].0;
+            let by = if from == to {
+                String::new()
+            } else {
+                format!(" by flow `{}`", relays[from].0.name)
+            };
+            let problem = format!(
+                "{listen} would relay to itself{by}, and each connection would come back without end: give \
+                 `to` another endpoint"
+            );
+            mistakes.add(&flow.origin, &[key], problem);
         }
     }
 }
 
-/// Returns whether what is sent to `target` arrives at the listener of this host.
-fn arrives_at(target: &EndpointUri, listen: &EndpointUri) -> bool {
-    let ((EndpointUri::Tcp(to), EndpointUri::Tcp(own))
-    | (EndpointUri::Udp(to), EndpointUri::Udp(own))) = (target, listen)
-    else {
-        return target == listen;
+/// Returns the listeners of this host at which what is sent to `target` arrives, by the addresses alone, as a relay finds out when it starts.
+fn arrivals(target: &EndpointUri) -> Vec<EndpointUri> {
+    let own = canonical(target);
+    let (EndpointUri::Tcp(to) | EndpointUri::Udp(to)) = own else { return vec![own] };
+    // What is sent to no address goes to the loopback interface.
+    let ip: IpAddr = match to.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
     };
-    let is_own = to.ip().is_loopback() || to.ip().is_unspecified();
-    to.port() == own.port()
-        && (to.ip() == own.ip()
-            || (is_own && (own.ip().is_unspecified() && (own.is_ipv6() || to.is_ipv4()))))
+    let mut all = vec![ip];
+    if ip.is_loopback() {
+        if ip.is_ipv4() {
+            all.push(Ipv4Addr::UNSPECIFIED.into());
+        }
+        all.push(Ipv6Addr::UNSPECIFIED.into());
+    }
+    let port = to.port();
+    all.into_iter().map(|ip| with_address(&own, SocketAddr::new(ip, port))).collect()
 }
+
+/// Returns an endpoint with addresses of IPv4 that are written as ones of IPv6 as what they are.
+fn canonical(endpoint: &EndpointUri) -> EndpointUri {
+    match endpoint {
+        EndpointUri::Tcp(at) | EndpointUri::Udp(at) => {
+            with_address(endpoint, SocketAddr::new(at.ip().to_canonical(), at.port()))
+        }
+        other => other.clone(),
+    }
+}
+
+const fn with_address(endpoint: &EndpointUri, address: SocketAddr) -> EndpointUri {
+    match endpoint {
+        EndpointUri::Udp(_) => EndpointUri::Udp(address),
+        _ => EndpointUri::Tcp(address),
+    }
+}
+
+/// A port, or the path of a Unix socket.
+type PortOrPath<'a> = (u16, Option<&'a Path>);
 
 /// Resources that only one flow can have.
 #[derive(Default)]
 struct UniqueResources<'a> {
-    names: BTreeMap<&'a str, ()>,
+    names: BTreeSet<&'a str>,
     interfaces: BTreeMap<&'a str, &'a str>,
-    listeners: BTreeMap<&'a EndpointUri, &'a str>,
+    listeners: BTreeMap<PortOrPath<'a>, Vec<(&'a EndpointUri, &'a str)>>,
     states: BTreeMap<&'a Path, &'a str>,
 }
 
 impl<'a> UniqueResources<'a> {
     fn add(&mut self, flow: &'a FlowConfig, found: &mut Findings<'_>) {
-        let is_new = self.names.insert(&flow.name, ()).is_none();
-        found.check(
-            is_new,
-            &["name"],
-            format!("there is another flow `{}`: give it another name", flow.name),
-        );
+        // A flow whose name cannot be read has a number.
+        if !found.origin.is_wrong("name") && !self.names.insert(&flow.name) {
+            let problem = format!("there is another flow `{}`: give it another name", flow.name);
+            found.add(&["name"], problem);
+        }
 
         for (key, interface) in flow.kind.keyed_interfaces() {
             if found.origin.is_wrong(&key) {
@@ -209,13 +252,19 @@ impl<'a> UniqueResources<'a> {
         if let FlowKind::Relay(relay) = &flow.kind
             && !found.origin.is_wrong("listen")
         {
-            self.listen(&relay.listen, flow, found);
+            self.listen(&relay.listen, &flow.name, found);
         }
     }
 
-    fn listen(&mut self, own: &'a EndpointUri, flow: &'a FlowConfig, found: &mut Findings<'_>) {
-        for (listen, other) in &self.listeners {
-            if *listen == own && !has_port_zero(listen) {
+    fn listen(&mut self, own: &'a EndpointUri, name: &'a str, found: &mut Findings<'_>) {
+        let place = match own {
+            EndpointUri::Unix(path) => (0, Some(path.as_path())),
+            EndpointUri::Tcp(at) | EndpointUri::Udp(at) if at.port() > 0 => (at.port(), None),
+            _ => return,
+        };
+        let listeners = self.listeners.entry(place).or_default();
+        for (listen, other) in &*listeners {
+            if *listen == own {
                 return found.add(
                     &["listen"],
                     format!("`{other}` has the same `listen`: choose another port"),
@@ -231,7 +280,7 @@ impl<'a> UniqueResources<'a> {
                 );
             }
         }
-        self.listeners.insert(own, &flow.name);
+        listeners.push((own, name));
     }
 }
 
@@ -461,17 +510,20 @@ fn relayed(relay: &Relay, found: &mut Findings<'_>) {
         found.check(!has_port_zero(url), &[&key], problem);
     }
 
-    let fits = |to: &TargetUri| is_udp(&relay.listen) == is_udp(&to.url);
-    match all_targets(relay).find(|(_, to)| !fits(to)) {
-        Some((key, TargetUri { url, .. })) => found.add(
+    for (key, TargetUri { url, .. }) in all_targets(relay) {
+        found.check(
+            is_udp(&relay.listen) == is_udp(url),
             &[&key, "listen"],
             format!(
                 "{} and {url} do not fit: datagrams go to udp://, streams to tcp:// or unix:",
                 relay.listen
             ),
-        ),
-        None if is_udp(&relay.listen) => without_streams(relay, found),
-        None => tls::check(relay, found),
+        );
+    }
+    if is_udp(&relay.listen) {
+        without_streams(relay, found);
+    } else {
+        tls::check(relay, found);
     }
     known_targets(relay, found);
     clients(relay, found);
@@ -494,7 +546,7 @@ fn without_streams(relay: &Relay, found: &mut Findings<'_>) {
         ("proxy_send", relay.proxy_send),
         ("proxy_from", !relay.proxy_from.is_empty()),
         ("framed", relay.framed.is_some()),
-        ("tls", relay.tls.is_on()),
+        ("tls", relay.tls.is_on() || found.origin.has("tls")),
         ("to_tls", relay.to_tls.is_on),
         ("route", !relay.route.is_empty()),
     ] {
@@ -541,13 +593,10 @@ fn clients(relay: &Relay, found: &mut Findings<'_>) {
 /// Checks the settings of messages.
 fn messages(relay: &Relay, found: &mut Findings<'_>) {
     if relay.framed.is_none() {
-        for (key, is_used) in [
-            ("frame_mode", relay.frame_mode != FrameMode::default()),
-            ("message_max", relay.message_max != MESSAGE_BYTES_DEFAULT),
-        ] {
+        for key in ["frame_mode", "message_max"] {
             let problem =
                 format!("`{key}` is for messages: set `framed` to the format of their length");
-            found.check(!is_used, &[key, "framed"], problem);
+            found.check(!found.origin.has(key), &[key, "framed"], problem);
         }
         return;
     }

@@ -302,11 +302,14 @@ fn parse_with(
     text: String,
     files: impl Fn(&FlowConfig) -> FileProblems,
 ) -> Result<Config, ConfigError> {
-    let source = Arc::new(Source { file, text });
+    let source = Arc::new(Source::new(file, text));
     let mut mistakes = Mistakes::default();
     let config = read_tables(&source, &mut mistakes);
     check(&config, &mut mistakes);
     for flow in &config.flows {
+        if mistakes.is_full() {
+            break;
+        }
         for (key, problem) in files(flow) {
             mistakes.add(&flow.origin, &[&key], problem);
         }
@@ -315,18 +318,26 @@ fn parse_with(
     Ok(config)
 }
 
+/// Returns the stats socket that a configuration names, right or wrong as the rest of it may be.
+pub(crate) fn stats_socket(text: &str) -> Option<PathBuf> {
+    let (root, _) = DeTable::parse_recoverable(text);
+    let process = root.get_ref().get("process")?.get_ref();
+    let path = |key| process.get(key)?.get_ref().as_str().map(PathBuf::from);
+    path("stats_socket").or_else(|| path("takeover"))
+}
+
 /// The kinds of tables.
 const TABLES: [&str; 5] = ["process", "relay", "l2", "l3", "nat"];
 
 /// Reads what can be read.
 fn read_tables(source: &Arc<Source>, mistakes: &mut Mistakes) -> Config {
-    let mut config = Config { origin: Origin::new(source, String::new()), ..Config::default() };
+    let mut config = Config { origin: Origin::default().in_file(source), ..Config::default() };
     let root = match DeTable::parse(&source.text) {
         Ok(root) => root.into_inner(),
         Err(error) => {
             let place = error.span().unwrap_or_default();
             let problem = format!("TOML syntax: {}", error.message());
-            mistakes.add_at(&config.origin, place, &problem);
+            mistakes.add_at(&config.origin, place, problem);
             return config;
         }
     };
@@ -338,7 +349,7 @@ fn read_tables(source: &Arc<Source>, mistakes: &mut Mistakes) -> Config {
             let message = worded(&format!(
                 "unknown table `{word}`, expected one of `process`, `relay`, `l2`, `l3` or `nat`"
             ));
-            mistakes.add_at(&config.origin, key.span(), &message);
+            mistakes.add_at(&config.origin, key.span(), message);
             continue;
         };
         if word == "process" {
@@ -350,7 +361,7 @@ fn read_tables(source: &Arc<Source>, mistakes: &mut Mistakes) -> Config {
         match many(word, value.into_inner()) {
             Ok(list) => tables
                 .extend(list.into_iter().zip(1..).map(|(table, number)| (word, number, table))),
-            Err(problem) => mistakes.add_at(&config.origin, place, &problem),
+            Err(problem) => mistakes.add_at(&config.origin, place, problem),
         }
     }
     // In the order of the file, so that names and messages match it.
@@ -363,10 +374,13 @@ fn read_tables(source: &Arc<Source>, mistakes: &mut Mistakes) -> Config {
         );
     }
     for (word, number, table) in tables {
+        if mistakes.is_full() {
+            break;
+        }
         let name = table.get_ref().get("name").and_then(|name| name.get_ref().as_str());
         // Unnamed flows are numbered: `relay-1`, `relay-2`.
         let name = name.map_or_else(|| format!("{word}-{number}"), str::to_owned);
-        let mut origin = Origin::new(source, format!("flow `{name}`: "));
+        let mut origin = Origin::of_flow(&name).in_file(source);
         let kind = match word {
             "relay" => tables::read(table, &mut origin, mistakes).map(RawRelay::into_kind),
             "l2" => tables::read(table, &mut origin, mistakes).map(RawL2::into_kind),

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, iter,
     ops::Range,
     sync::Arc,
 };
@@ -13,11 +13,17 @@ const MISTAKES_MAX: usize = 100;
 /// The longest line that is shown.
 const LINE_BYTES_MAX: usize = 500;
 
+/// The longest name of a flow and the longest text of a mistake, in characters; of longer ones, both ends are shown.
+const NAME_LENGTH_MAX: usize = 64;
+const TEXT_LENGTH_MAX: usize = 1000;
+
 /// A configuration file.
 #[derive(Debug)]
 pub(super) struct Source {
-    pub(super) file: String,
+    file: String,
     pub(super) text: String,
+    /// Where each line begins.
+    lines: Vec<usize>,
 }
 
 /// The place of a flow, or of the settings of the process, in its file.
@@ -33,23 +39,14 @@ pub(crate) struct Origin {
     wrong: BTreeSet<String>,
 }
 
-/// Flows are the same wherever they are.
-impl PartialEq for Origin {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Origin {}
-
 impl Origin {
-    pub(super) fn new(source: &Arc<Source>, subject: impl Into<String>) -> Self {
-        Self { source: Some(Arc::clone(source)), subject: subject.into(), ..Self::default() }
+    /// The origin of a flow that is in no file.
+    pub(crate) fn of_flow(name: &str) -> Self {
+        Self { subject: format!("flow `{}`: ", plain(name, NAME_LENGTH_MAX)), ..Self::default() }
     }
 
-    /// The origin of a flow of the command line.
-    pub(crate) fn command_line(flow: &str) -> Self {
-        Self { subject: format!("flow `{flow}`: "), ..Self::default() }
+    pub(super) fn in_file(self, source: &Arc<Source>) -> Self {
+        Self { source: Some(Arc::clone(source)), ..self }
     }
 
     pub(super) fn note_place(&mut self, path: &str, place: Range<usize>) {
@@ -71,6 +68,12 @@ impl Origin {
             inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
         self.wrong.iter().any(|wrong| is_in(wrong, key) || is_in(key, wrong))
+    }
+
+    /// Returns whether a digit is at this place.
+    pub(super) fn is_number(&self, place: &Range<usize>) -> bool {
+        let text = self.source.as_ref().and_then(|source| source.text.as_bytes().get(place.start));
+        text.is_some_and(u8::is_ascii_digit)
     }
 
     /// Returns whether the file has this key.
@@ -95,7 +98,7 @@ impl Origin {
     }
 
     fn at(&self, place: Option<Range<usize>>, problem: &str) -> Located {
-        let said = format!("{}{problem}", self.subject);
+        let said = format!("{}{}", self.subject, plain(problem, TEXT_LENGTH_MAX));
         match (&self.source, place) {
             (Some(source), Some(place)) => source.at(&place, &said),
             (Some(source), None) => {
@@ -106,12 +109,32 @@ impl Origin {
     }
 }
 
+/// Returns a text on one line, and without its middle if it is long.
+fn plain(text: &str, length_max: usize) -> String {
+    let half = length_max / 2;
+    let head = text.char_indices().nth(half).map_or(text.len(), |(at, _)| at);
+    let tail = text.char_indices().nth_back(half - 1).map_or(0, |(at, _)| at);
+    let parts = if head < tail { [&text[..head], " ... ", &text[tail..]] } else { [text, "", ""] };
+    let escaped = |letter: char| match letter.is_control() {
+        true => letter.escape_default().to_string(),
+        false => letter.to_string(),
+    };
+    parts.into_iter().flat_map(str::chars).map(escaped).collect()
+}
+
 impl Source {
+    pub(super) fn new(file: String, text: String) -> Self {
+        let ends = text.match_indices('\n').map(|(at, _)| at + 1);
+        let lines = iter::once(0).chain(ends).collect();
+        Self { file, text, lines }
+    }
+
     fn at(&self, place: &Range<usize>, said: &str) -> Located {
         let before = self.text.get(..place.start).unwrap_or(&self.text);
-        let start = before.rfind('\n').map_or(0, |at| at + 1);
+        let line = self.lines.partition_point(|start| *start <= before.len());
+        let start = self.lines[line - 1];
         let indent = &before[start..];
-        let (line, column) = (before.matches('\n').count() + 1, indent.chars().count() + 1);
+        let column = indent.chars().count() + 1;
         let content = self.text[start..].lines().next().unwrap_or_default();
         let marked = content.get(indent.len()..).unwrap_or_default();
         let count = marked.char_indices().take_while(|(at, _)| *at < place.len()).count().max(1);
@@ -151,22 +174,35 @@ pub(crate) struct Mistakes(Vec<Located>);
 impl Mistakes {
     /// Adds what is wrong with the first of these keys because of the others; unless one of them is wrong by itself, so that this may be a
     /// mere consequence, or something was said of the same value.
+<<<<<<< HEAD
     pub(crate) fn add(&mut self, origin: &Origin, keys: &[&str], problem: impl AsRef<str>) {
         let key = keys.first().copied().unwrap_or_default();
         let is_said = |place: &Range<usize>| self.0.iter().any(|one| one.offset == place.start);
         let is_said = origin.places.get(key).is_some_and(|place| !key.is_empty() && is_said(place));
         if !is_said && !keys.iter().any(|key| origin.is_wrong(key)) {
             self.push(origin.describe(key, problem.as_ref()));
+=======
+    pub(super) fn add(&mut self, origin: &Origin, keys: &[&str], problem: impl AsRef<str>) {
+        if self.is_full() || keys.iter().any(|key| origin.is_wrong(key)) {
+            return;
+        }
+        let place = origin.place(keys.first().copied().unwrap_or_default());
+        // Of a flow as a whole, several things may be wrong.
+        let value = place.as_ref().filter(|place| origin.places.get("") != Some(place));
+        if value.is_none_or(|value| self.0.iter().all(|one| one.offset != value.start)) {
+            self.0.push(origin.at(place, problem.as_ref()));
+>>>>>>> 61e35ea5 (vigie-forward: report each mistake of a file once, and read it in linear time)
         }
     }
 
-    pub(super) fn add_at(&mut self, origin: &Origin, place: Range<usize>, problem: &str) {
-        self.push(origin.at(Some(place), problem));
-    }
-
-    fn push(&mut self, mistake: Located) {
+    pub(super) fn add_at(
+        &mut self,
+        origin: &Origin,
+        place: Range<usize>,
+        problem: impl AsRef<str>,
+    ) {
         if !self.is_full() {
-            self.0.push(mistake);
+            self.0.push(origin.at(Some(place), problem.as_ref()));
         }
     }
 
@@ -191,12 +227,12 @@ impl Mistakes {
 
 impl fmt::Display for Mistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all: Vec<_> = self.0.iter().map(Located::to_string).collect();
-        f.write_str(&all.join("\n"))?;
-        match all.len() {
-            0 | 1 => Ok(()),
-            MISTAKES_MAX => write!(f, "\n{MISTAKES_MAX} errors, and there may be more"),
-            count => write!(f, "\n{count} errors"),
+        match self.0.len() {
+            0 | 1 => {}
+            MISTAKES_MAX => writeln!(f, "{MISTAKES_MAX} errors, and there may be more:")?,
+            count => writeln!(f, "{count} errors:")?,
         }
+        let all: Vec<_> = self.0.iter().map(Located::to_string).collect();
+        f.write_str(&all.join("\n"))
     }
 }

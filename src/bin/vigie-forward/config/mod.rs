@@ -18,8 +18,13 @@ use vigie::forward::tables::PortBlocks;
 pub(crate) use self::file::parse;
 pub(crate) use self::{
     check::{check_command_line, has_port_zero, overlaps, published_elsewhere, published_outside},
+<<<<<<< HEAD
     file::{ConfigError, FileProblems, read},
     mistakes::{Located, Mistakes, Origin},
+=======
+    file::{ConfigError, FileProblems, read, stats_socket},
+    mistakes::{Located, Origin},
+>>>>>>> 61e35ea5 (vigie-forward: report each mistake of a file once, and read it in linear time)
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
         BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, LogChoice,
@@ -29,7 +34,7 @@ pub(crate) use self::{
 };
 
 /// The configuration of one process.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Config {
     pub(crate) process: Process,
     /// The place of the settings of the process.
@@ -38,6 +43,12 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// Forgets the places of settings: errors must not name those of a file that has changed since, and its text is freed.
+    pub(crate) fn forget_places(&mut self) {
+        self.origin = Origin::default();
+        self.flows.iter_mut().for_each(|flow| flow.origin = Origin::of_flow(&flow.name));
+    }
+
     /// Returns whether a flow writes lines of the log.
     pub(crate) fn has_log(&self) -> bool {
         self.flows.iter().any(|flow| flow.kind.log() != LogChoice::Off)
@@ -45,12 +56,21 @@ impl Config {
 }
 
 /// One named flow.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct FlowConfig {
     pub(crate) name: String,
     pub(crate) origin: Origin,
     pub(crate) kind: FlowKind,
 }
+
+/// By name and settings, wherever they are.
+impl PartialEq for FlowConfig {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.kind == other.kind
+    }
+}
+
+impl Eq for FlowConfig {}
 
 /// The kind of a flow, and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]

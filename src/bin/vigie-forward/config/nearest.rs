@@ -9,6 +9,9 @@ const NUMBERS: [(&str, &str); 5] = [
     ("expected i64", ""),
 ];
 
+/// The longest word that is compared with others.
+const GIVEN_BYTES_MAX: usize = 64;
+
 /// Words of HAProxy, nginx and Envoy, and ours.
 const FOREIGN: [(&str, &str); 15] = [
     ("leastconn", "least-connections"),
@@ -35,12 +38,8 @@ pub(super) fn worded(message: &str) -> String {
 }
 
 fn advice(message: &str) -> Option<String> {
-    let mut unknown = ["unknown field ", "unknown variant ", "unknown table "].into_iter();
-    if let Some(rest) = unknown.find_map(|words| message.strip_prefix(words)) {
-        // "`mod`, expected one of `a`, `b`": every second piece between backquotes is a word.
-        let mut words = rest.split('`').skip(1).step_by(2);
-        let given = words.next()?;
-        return nearest(given, words).map(|word| format!("did you mean `{word}`?"));
+    if let Some(word) = meant(message) {
+        return Some(format!("did you mean `{word}`?"));
     }
     if let Some((_, range)) = NUMBERS.iter().find(|(kind, _)| message.ends_with(kind)) {
         return Some(format!("write a whole number{range}, without quotes"));
@@ -52,8 +51,20 @@ fn advice(message: &str) -> Option<String> {
     is_one.then(|| "put it in brackets, as a list: [\"...\"]".to_owned())
 }
 
+/// Returns the known word that the unknown one of a parser's message probably stands for.
+pub(super) fn meant(message: &str) -> Option<&str> {
+    let mut unknown = ["unknown field ", "unknown variant ", "unknown table "].into_iter();
+    let rest = unknown.find_map(|words| message.strip_prefix(words))?;
+    // "`mod`, expected one of `a`, `b`": every second piece between backquotes is a word.
+    let mut words = rest.split('`').skip(1).step_by(2);
+    nearest(words.next()?, words)
+}
+
 /// Returns the word most similar to the given one, unless all of them are quite different.
 fn nearest<'a>(given: &str, words: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    if given.len() > GIVEN_BYTES_MAX {
+        return None;
+    }
     let foreign = FOREIGN.iter().find(|(word, _)| distance(given, word) == 0);
     if let Some(word) = foreign.and_then(|(_, own)| words.clone().find(|word| word == own)) {
         return Some(word);

@@ -14,7 +14,7 @@ use toml::{
 use super::{
     Check, ClientTls, Process, Retries, Route, TargetTls,
     mistakes::{Mistakes, Origin},
-    nearest::worded,
+    nearest::{meant, worded},
 };
 
 /// A value with its place.
@@ -56,13 +56,26 @@ pub(super) fn read<'i, T: Deserialize<'i>>(
             Some(key) => stand_in("", &mut table, &place, key),
             None => take_out("", &mut table, &place),
         };
+        // The key that was meant is not missing.
+        if error.message().starts_with("unknown field ")
+            && let (Some(path), Some(word)) = (&path, meant(error.message()))
+        {
+            let outer = path.rsplit_once('.').map_or("", |(outer, _)| outer);
+            origin.note_wrong(&joined(outer, word));
+        }
         // What was taken out is missing, and a list without some of its elements may be too short.
         let is_consequence = path.as_ref().is_some_and(|path| {
             let is_new = origin.note_wrong(path);
             missing.is_some() && !is_new || origin.has_lost_elements(path)
         });
         if !is_consequence {
-            mistakes.add_at(origin, place, &worded(error.message()));
+            // serde takes a date for a table.
+            let is_date = error.message().contains("$__toml_private_datetime")
+                || error.message().starts_with("invalid type: map") && origin.is_number(&place);
+            match is_date {
+                true => mistakes.add_at(origin, place, "no setting is a date: put it in quotes"),
+                false => mistakes.add_at(origin, place, worded(error.message())),
+            }
         }
         if path.is_none() || mistakes.is_full() {
             return None;

@@ -1,9 +1,10 @@
 //! TLS of a relay: with clients, by their name for the server, and with targets.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use clap::Args;
 use serde::Deserialize;
+use vigie::forward::relay::TlsConfigError;
 
 use super::{EndpointUri, Relay, TargetUri, check::Findings, tables::One, values::one_or_more};
 
@@ -165,16 +166,20 @@ impl TargetTls {
         })
     }
 
-    fn check(&self, at: &str, to: &[TargetUri], found: &mut Findings<'_>) {
+    /// Checks it, without reading files. `at` is its key, and `to_at` that of its targets.
+    fn check(&self, at: &str, (to_at, to): (&str, &[TargetUri]), found: &mut Findings<'_>) {
         let part = |key: &str| format!("{at}.{key}");
         found.check(
             self.certificate.is_some() == self.key.is_some(),
             &[at, &part("certificate"), &part("key")],
             "`to_tls` needs `certificate` and `key`, or neither",
         );
-        if let Some(to) = to.iter().find(|to| self.is_on && self.name_for(to).is_none()) {
+        let is_path = |to: &&TargetUri| matches!(to.url, EndpointUri::Unix(_));
+        if let Some(to) =
+            to.iter().find(is_path).filter(|_| self.is_on && self.server_name.is_none())
+        {
             found.add(
-                &[at, "to", "listen"],
+                &[at, to_at, "listen"],
                 format!("`to_tls` needs the `server_name` of {to}: its address does not say it"),
             );
         }
@@ -205,7 +210,8 @@ pub(super) fn check(relay: &Relay, found: &mut Findings<'_>) {
     if relay.tls.is_given || relay.tls.is_on() {
         relay.tls.check("tls", found);
     }
-    relay.to_tls.check("to_tls", &relay.to, found);
+    relay.to_tls.check("to_tls", ("to", &relay.to), found);
+    let mut names = BTreeSet::new();
     for (index, route) in relay.route.iter().enumerate() {
         let part = |key: &str| format!("route.{index}.{key}");
         found.check(
@@ -214,15 +220,17 @@ pub(super) fn check(relay: &Relay, found: &mut Findings<'_>) {
             "a route has no `names`: it needs at least one, as in web.example",
         );
         route.tls.check(&part("tls"), found);
-        let to = if route.to.is_empty() { &relay.to } else { &route.to };
-        route.to_tls.check(&part("to_tls"), to, found);
+        for (at, name) in route.names.iter().enumerate() {
+            let lower = name.to_ascii_lowercase();
+            let is_new = names.insert(lower.strip_suffix('.').unwrap_or(&lower).to_owned());
+            let error = TlsConfigError::DuplicateName { name: name.clone() };
+            found.check(is_new, &[&part(&format!("names.{at}"))], error.to_string());
+        }
+        route.to_tls.check(&part("to_tls"), (&part("to"), &route.to), found);
         found.check(
             !route.to.is_empty() || !route.to_tls.is_on,
-            &[&part("to_tls"), &part("to"), &part("names")],
-            format!(
-                "the route of `{}` has `to_tls` without `to`: the relay's own `to_tls` says how its targets are reached",
-                route.names.first().map_or("", String::as_str)
-            ),
+            &[&part("to_tls"), &part("to")],
+            "a route has `to_tls` without `to`: the relay's own `to_tls` says how its targets are reached",
         );
     }
 }

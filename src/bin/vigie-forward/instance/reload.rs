@@ -49,7 +49,7 @@ impl Instance {
             return log("SIGHUP: there is no file to read again; all goes on");
         };
         // Wrong certificates of flows that go on change nothing; those that begin read theirs.
-        let config = match config::read(file, |_| Vec::new()) {
+        let mut config = match config::read(file, |_| Vec::new()) {
             Ok(config) => config,
             Err(error) => return self.refuse(error.problems(), 0),
         };
@@ -77,6 +77,7 @@ impl Instance {
         self.hand_over(&next.ready, deadline).await;
         // New connections wait from here on, until the successors have begun.
         let freed = self.end_named(&ends, deadline);
+        config.forget_places();
         let before = mem::replace(&mut self.source.config, config).flows;
         let is_same = |name: &String| {
             self.source.config.flows.iter().any(|one| one.name == *name) && !ends.contains(name)

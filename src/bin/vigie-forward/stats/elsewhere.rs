@@ -2,21 +2,25 @@
 
 use std::{
     ffi::OsStr,
-    fs,
+    fs::{self, OpenOptions},
+    io::Read,
     os::unix::{
         ffi::OsStrExt,
-        fs::{FileTypeExt, MetadataExt},
+        fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
 };
 
 use clap::Parser;
-use rustix::process::geteuid;
+use rustix::{fs::OFlags, process::geteuid};
 
 use crate::{
     cli::{Cli, Command},
-    config,
+    config::{self, Process},
 };
+
+/// The longest command line and the largest file that are read: any user can make root read them.
+const READ_BYTES_MAX: u64 = 256 << 10;
 
 /// A running instance, and its socket.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +53,7 @@ fn socket_of(process: &Path) -> Option<PathBuf> {
     if fs::read(process.join("comm")).ok()? != b"vigie-forward\n" {
         return None;
     }
-    let line = fs::read(process.join("cmdline")).ok()?;
+    let line = read(&process.join("cmdline"), READ_BYTES_MAX)?;
     let words = line.strip_suffix(b"\0")?.split(|byte| *byte == 0).map(OsStr::from_bytes);
     let folder = fs::read_link(process.join("cwd")).ok()?;
     let settings = match Cli::try_parse_from(words).ok()?.command {
@@ -59,13 +63,49 @@ fn socket_of(process: &Path) -> Option<PathBuf> {
         Command::Nat(one) => one.process,
         Command::Run(run) => {
             let file = folder.join(run.config);
-            // A pipe, or /dev/stdin, which is another one here, would be waited for.
-            let is_file = fs::metadata(&file).is_ok_and(|found| found.is_file());
-            is_file.then(|| config::read(&file, |_| Vec::new()).ok())??.process
+            // Not from a device, nor from a file of the kernel, which has no size.
+            let size_bytes = fs::metadata(&file).ok().filter(fs::Metadata::is_file)?.len();
+            let text = String::from_utf8(read(&file, size_bytes)?).ok()?;
+            Process { stats_socket: config::stats_socket(&text), ..Process::default() }
         }
         _ => return None,
     };
     let path = folder.join(settings.stats_socket.or(settings.takeover)?);
     let is_socket = fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_socket());
     is_socket.then_some(path)
+}
+
+/// Reads a file of so many bytes at most, unless it has too many. A pipe is not waited for.
+fn read(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
+    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).ok()?;
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path).ok()?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max.min(READ_BYTES_MAX + 1)).read_to_end(&mut bytes).ok()?;
+    (bytes.len() as u64 <= READ_BYTES_MAX).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what another user's process names is read within bounds. Method: a file of the largest size and one with a byte more; a file of the kernel
+    /// without a size; a pipe that nobody writes to.
+    #[test]
+    fn files_of_others_are_read_within_bounds() {
+        let folder = std::env::temp_dir().join(format!("vigie-elsewhere-{}", std::process::id()));
+        fs::create_dir(&folder).expect("a new folder");
+        let largest = usize::try_from(READ_BYTES_MAX).expect("a size");
+        let (file, pipe) = (folder.join("file"), folder.join("pipe"));
+        let mut found = Vec::new();
+        for length in [5, largest, largest + 1] {
+            fs::write(&file, vec![b'x'; length]).expect("a file");
+            found.push(read(&file, u64::MAX).map(|bytes| bytes.len()));
+        }
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0)
+            .expect("a pipe");
+        found.push(read(&pipe, u64::MAX).map(|bytes| bytes.len()));
+        fs::remove_dir_all(&folder).expect("it is there");
+        assert_eq!(found, [Some(5), Some(largest), None, Some(0)]);
+    }
 }
