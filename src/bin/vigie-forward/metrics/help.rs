@@ -1,6 +1,6 @@
 //! What the counters of flows count, for `# HELP` lines. The same name of another kind of flow has the same text.
 
-/// By the names of `stats`. A counter of one side is here without it.
+/// By the names of `stats`; those of counters with the label `side` are without it.
 const HELPS: [(&str, &str); 45] = [
     ("ICMP errors sent", "ICMP errors sent to senders of packets that were not forwarded."),
     ("ICMP errors suppressed", "ICMP errors not sent, since their interface had reached its rate."),
