@@ -17,7 +17,7 @@ enum OwnListener {
     IfOfHost,
 }
 
-/// Refuses a target that is the relay's own listener. Returns whether another one is, too, as soon as its address is one of this host.
+/// Refuses a target that is this listener. Returns true if the target would be this listener whenever its address belongs to this host.
 pub(super) fn depends_on_host(
     server: &Server,
     listen: SocketAddr,
