@@ -120,6 +120,11 @@ fn sockets_elsewhere_are_named() {
         ["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to, "--stats-socket", "by-line"];
     let instances =
         [("by-line", start(&by_line)), ("by-file", start(&["run", "--config", "config.toml"]))];
+    // It was right when the instance read it.
+    folder.write(
+        "config.toml",
+        &format!("[process]\ntakeover = 'by-file'\ndrain = 5\n{relay}[[rely]\n"),
+    );
     let (empty, place) = (Folder::new(), folder.0.canonicalize().expect("it is there"));
     for arguments in [&["stats"][..], &["move", "relay", "nic"]] {
         let (code, _, errors) = run(&empty, arguments);

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     /// Goal: what another user's process names is read within bounds. Method: a file of the largest size and one with a byte more; a file of the kernel
-    /// without a size; a pipe that nobody writes to.
+    /// without a size; a pipe without a writer.
     #[test]
     fn files_of_others_are_read_within_bounds() {
         let folder = std::env::temp_dir().join(format!("vigie-elsewhere-{}", std::process::id()));
