@@ -778,6 +778,14 @@ fn places_are_forgotten() {
     assert_eq!(text(&config), "flow `web`: here");
 }
 
+/// Goal: a wrong setting of TLS is reported once, although the router of names refuses it, too. Method: a route without names.
+#[test]
+fn a_route_without_names_is_one_mistake() {
+    let text = "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = 'unix:/'\n[[relay.route]]\nnames = []\ntls = { pass_through = true }\n";
+    let read = parse_with("f".to_owned(), text.to_owned(), crate::flow::file_problems);
+    assert_eq!(read.expect_err("it is wrong").problems().len(), 1);
+}
+
 /// Goal: the stats socket is found in any file, right or wrong. Method: files with other mistakes, of the syntax, too.
 #[test]
 fn stats_sockets_are_found() {
