@@ -111,15 +111,20 @@ fn note_places(path: &str, value: &Value<'_>, origin: &mut Origin) {
     }
 }
 
+fn has_values(value: &Value<'_>) -> bool {
+    matches!(value.get_ref(), DeValue::Table(_) | DeValue::Array(_))
+}
+
 /// Takes the innermost key or element at this place out, and returns its path.
 fn take_out(path: &str, value: &mut Value<'_>, place: &Range<usize>) -> Option<String> {
     // `[[a]]` is also the place of its first element.
     let is_here = value.span() == *place;
     match value.get_mut() {
         DeValue::Table(table) => {
-            let mut inner =
-                table.iter_mut().map(|(key, value)| (path_of(path, key.get_ref(), value), value));
-            let found = inner.find_map(|(path, value)| take_out(&path, value, place));
+            let mut inner = table.iter_mut().filter(|(_, value)| has_values(value));
+            let found = inner.find_map(|(key, value)| {
+                take_out(&path_of(path, key.get_ref(), value), value, place)
+            });
             found.or_else(|| {
                 let is_here = |key: &Spanned<_>, value: &Value<'_>| {
                     key.span() == *place || value.span() == *place
@@ -129,9 +134,8 @@ fn take_out(path: &str, value: &mut Value<'_>, place: &Range<usize>) -> Option<S
             })
         }
         DeValue::Array(list) => {
-            let mut inner =
-                list.iter_mut().enumerate().map(|(at, value)| (joined(path, at), value));
-            let found = inner.find_map(|(path, value)| take_out(&path, value, place));
+            let mut inner = list.iter_mut().enumerate().filter(|(_, value)| has_values(value));
+            let found = inner.find_map(|(at, value)| take_out(&joined(path, at), value, place));
             found.or_else(|| {
                 let at = list.iter().position(|value| value.span() == *place && !is_here)?;
                 let mut all: Vec<_> = mem::replace(list, DeArray::new()).into_iter().collect();
