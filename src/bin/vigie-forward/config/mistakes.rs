@@ -174,15 +174,7 @@ pub(crate) struct Mistakes(Vec<Located>);
 impl Mistakes {
     /// Adds what is wrong with the first of these keys because of the others; unless one of them is wrong by itself, so that this may be a
     /// mere consequence, or something was said of the same value.
-<<<<<<< HEAD
     pub(crate) fn add(&mut self, origin: &Origin, keys: &[&str], problem: impl AsRef<str>) {
-        let key = keys.first().copied().unwrap_or_default();
-        let is_said = |place: &Range<usize>| self.0.iter().any(|one| one.offset == place.start);
-        let is_said = origin.places.get(key).is_some_and(|place| !key.is_empty() && is_said(place));
-        if !is_said && !keys.iter().any(|key| origin.is_wrong(key)) {
-            self.push(origin.describe(key, problem.as_ref()));
-=======
-    pub(super) fn add(&mut self, origin: &Origin, keys: &[&str], problem: impl AsRef<str>) {
         if self.is_full() || keys.iter().any(|key| origin.is_wrong(key)) {
             return;
         }
@@ -191,7 +183,6 @@ impl Mistakes {
         let value = place.as_ref().filter(|place| origin.places.get("") != Some(place));
         if value.is_none_or(|value| self.0.iter().all(|one| one.offset != value.start)) {
             self.0.push(origin.at(place, problem.as_ref()));
->>>>>>> 61e35ea5 (vigie-forward: report each mistake of a file once, and read it in linear time)
         }
     }
 

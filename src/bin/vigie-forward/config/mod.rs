@@ -18,13 +18,8 @@ use vigie::forward::tables::PortBlocks;
 pub(crate) use self::file::parse;
 pub(crate) use self::{
     check::{check_command_line, has_port_zero, overlaps, published_elsewhere, published_outside},
-<<<<<<< HEAD
-    file::{ConfigError, FileProblems, read},
-    mistakes::{Located, Mistakes, Origin},
-=======
     file::{ConfigError, FileProblems, read, stats_socket},
-    mistakes::{Located, Origin},
->>>>>>> 61e35ea5 (vigie-forward: report each mistake of a file once, and read it in linear time)
+    mistakes::{Located, Mistakes, Origin},
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
     values::{
         BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, LogChoice,
