@@ -27,6 +27,31 @@ fn zero() -> [u8; 4] {
     0_u32.to_ne_bytes()
 }
 
+/// Goal: an added header moves the packet, so that addresses from before are refused; and it is refused where a kernel may have no room. Method:
+/// a program that adds one, and then reads by an address from before or after; packets around the limit.
+#[test]
+fn an_added_header_moves_the_packet() {
+    let adding = |reads_anew: bool| {
+        let mut a = Assembler::new("adding", ProgramKind::Tcx);
+        let refused = a.label();
+        a.set(R6, R1).load(Size::Word, R7, R6, 76);
+        a.set(R2, 14).set(R3, 0).call(Helper::ChangeHead);
+        a.branch(Condition::NotEqual, R0, 0, refused);
+        if reads_anew {
+            a.load(Size::Word, R7, R6, 76);
+        }
+        a.load(Size::Byte, R0, R7, 14).exit().bind(refused).set(R0, TCX_DROP).exit();
+        Interpreter::new(&a.finish().expect("a program"))
+    };
+    let run = |bytes: usize, reads_anew| {
+        let mut packet = PacketBuffer::new(&vec![0x45; bytes]);
+        adding(reads_anew).run(&RunContext::on(1).headerless(), &mut packet, &mut [])
+    };
+    assert_eq!(run(15_602, true).expect("no fault").action, 0x45);
+    assert_eq!(run(15_603, true).expect("no fault").action.cast_signed(), TCX_DROP);
+    assert!(matches!(run(100, false), Err(Fault::Memory { is_write: false, .. })));
+}
+
 /// A program that counts in a per-CPU array, and then returns `action`.
 fn counting(kind: ProgramKind, action: i32) -> Program {
     let mut a = Assembler::new("counting", kind);

@@ -15,7 +15,8 @@ use vigie_detect::Instant;
 use vigie_forward::{
     bpf::{AttachMode, PacketBuffer},
     nic::{
-        CompileError, Emulator, EmulatorError, EmulatorVerdict, FollowError, NicConfig, NicCounters,
+        CompileError, Emulator, EmulatorError, EmulatorVerdict, Exceptions, FollowError, NicConfig,
+        NicCounters,
     },
     packet::{Headers, Packet, Port, Sum, Transport},
     pipeline::{BuiltinStage, DropReason, Offload, Stage, Verdict},
@@ -61,7 +62,8 @@ fn reason(before: &NicCounters, after: &NicCounters) -> Option<DropReason> {
     DropReason::ALL.iter().find(differs).copied()
 }
 
-/// Returns whether it is a datagram of UDP without a checksum, which makes up for nothing that changes, and of which no receiver takes the card's sum.
+/// Returns whether it is a UDP datagram without a checksum. Nothing in it makes up for a changed port, so the card's sum over it does not hold; receivers do
+/// not read that sum.
 fn lacks_checksum(frame: &[u8]) -> bool {
     let Ok(headers) = Headers::parse(frame) else { return false };
     let at = headers.transport_at + 6;
@@ -272,6 +274,74 @@ fn xdp_needs_headers() {
         "{refused}"
     );
     drop(at(AttachMode::Tcx).expect("it compiles"));
+    let at_xdp = |config: &NicConfig| Emulator::new(&borrowed(&host), &PORTS, config);
+    drop(at_xdp(&NicConfig::new().headerless(&[Port(5)])).expect("there is no such port"));
+    let refused = at_xdp(&NicConfig::new().headerless(&[Port(64)])).expect_err("out of range");
+    assert!(
+        matches!(
+            refused,
+            EmulatorError::Compile(CompileError::InvalidSetting {
+                name: "headerless",
+                value: 64,
+                ..
+            })
+        ),
+        "{refused}"
+    );
+}
+
+/// Goal: packets that are too long to get a header are exceptions, but only where some port has headers, and packets at the limit get one. Method:
+/// packets around the limit, to a port with headers and to one without.
+#[test]
+fn packets_too_long_for_a_header_are_exceptions() {
+    let fib = Fib::default();
+    for (port, number) in PORTS.into_iter().zip(1_u8..) {
+        fib.set_interface(port, Some(Interface::headerless(65_000)));
+        let prefix = format!("10.{number}.0.0/16").parse().expect("a prefix");
+        fib.set_route(prefix, Some(Route::on_link(port)));
+    }
+    let host: Vec<Box<dyn Stage>> = vec![Box::new(RouteStage::new(fib.clone()))];
+    let long = |bytes: u16, to: u8| {
+        let ends = [[10, 1, 0, 2], [10, to, 0, 2]].map(|end| (IpAddr::from(end), 80));
+        let mut frame = segment(ends[0], ends[1], 0x10, 1, 1);
+        frame.resize(14 + usize::from(bytes), 7);
+        frame[16..18].copy_from_slice(&bytes.to_be_bytes());
+        let mut packet = Packet::new(PORTS[0], &frame);
+        packet.fill_checksums().expect("it is whole");
+        packet.bytes().to_vec()
+    };
+    for (with_headers, exceptions) in [
+        (true, Exceptions::PassUp),
+        (true, Exceptions::Drop),
+        (false, Exceptions::PassUp),
+        (false, Exceptions::Drop),
+    ] {
+        let without = if with_headers { &PORTS[..2] } else { &PORTS[..] };
+        if with_headers {
+            let address = MacAddress([2, 0, 0, 0, 0, 1]);
+            fib.set_interface(PORTS[2], Some(Interface::new(address, 65_000)));
+            fib.set_neighbour(PORTS[2], [10, 3, 0, 2].into(), Some(address));
+        } else {
+            fib.set_interface(PORTS[2], Some(Interface::headerless(65_000)));
+        }
+        let config = NicConfig::new().headerless(without).exceptions(exceptions);
+        let mut emulator =
+            Emulator::at(AttachMode::Tcx, &borrowed(&host), &PORTS, &config).expect("it compiles");
+        for (bytes, to) in [(15_500, 2), (15_501, 2), (15_500, 3), (15_501, 3), (60_000, 3)] {
+            let mut packet = PacketBuffer::new(&long(bytes, to)[14..]);
+            let verdict = emulator.process(PORTS[0], &mut packet, Instant::from_nanos(1));
+            let is_exception = with_headers && bytes > 15_500;
+            let expected = match exceptions {
+                Exceptions::PassUp if is_exception => EmulatorVerdict::PassedUp,
+                Exceptions::Drop if is_exception => EmulatorVerdict::Dropped,
+                _ => EmulatorVerdict::Sent { port: PORTS[usize::from(to) - 1], copy: None },
+            };
+            assert_eq!(verdict.expect("no fault"), expected, "{bytes} to {to}, {with_headers}");
+        }
+        let dropped = emulator.counters().expect("counters").traffic.of(DropReason::TooLong);
+        let expected = if with_headers && exceptions == Exceptions::Drop { 3 } else { 0 };
+        assert_eq!(dropped, expected);
+    }
 }
 
 /// Goal: an RST is judged by the segments that only the program has seen, and a forged one starts no short time-out; a

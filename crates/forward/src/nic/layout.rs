@@ -101,7 +101,7 @@ pub(super) const HANDING_OVER_AT: [i16; 2] = [12, 36];
 pub(super) const NEIGHBOUR_HANDING_OVER_AT: i16 = 8;
 /// The offset of the word that says whether the address of a router, or an interface, is there.
 pub(super) const IS_THERE_AT: i16 = 12;
-/// This word of an interface without Ethernet headers.
+/// The value of that word for an interface without Ethernet headers.
 pub(super) const HEADERLESS: i32 = 2;
 /// The offset of the time of the last packet to a neighbour that passed up, or 0.
 pub(super) const NEIGHBOUR_USED_AT: i16 = 16;

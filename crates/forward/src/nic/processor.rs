@@ -133,17 +133,18 @@ impl NicPipelineBuilder {
     pub fn start(self, stages: &[&dyn Stage]) -> Result<NicPipeline, NicError> {
         let modes = self.modes.as_deref().unwrap_or(&AttachMode::ALL);
         let mut last = None;
+        let has_headers = !self.ports.keys().any(|port| self.config.is_headerless(*port));
+        let has_tcx = modes.contains(&AttachMode::Tcx);
         for kind in [ProgramKind::Xdp, ProgramKind::Tcx] {
             let modes: Vec<AttachMode> =
                 modes.iter().copied().filter(|mode| mode.kind() == kind).collect();
-            if modes.is_empty() {
+            if modes.is_empty() || kind == ProgramKind::Xdp && has_tcx && !has_headers {
                 continue;
             }
             match self.start_as(stages, kind, modes) {
                 Ok(nic) => return Ok(nic),
                 // Tcx may be available where XDP is not; but report why XDP is not.
-                Err(error @ NicError::Compile(CompileError::Headerless { .. }))
-                | Err(error @ NicError::Attach { source: AttachError::NoAttachMode { .. }, .. })
+                Err(error @ NicError::Attach { source: AttachError::NoAttachMode { .. }, .. })
                 | Err(error @ NicError::Attach { source: AttachError::Taken { .. }, .. }) => {
                     last.get_or_insert(error);
                 }

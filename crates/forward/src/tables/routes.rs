@@ -30,7 +30,7 @@ pub struct Interface {
     pub ipv4: Option<Ipv4Addr>,
     /// The same for ICMPv6.
     pub ipv6: Option<Ipv6Addr>,
-    /// True if its packets go without Ethernet header, and so to no neighbour: every next hop has the address zero. Host pipelines only.
+    /// True if its packets go without Ethernet header, and so to no neighbour: every next hop has the address zero.
     pub is_headerless: bool,
 }
 
@@ -41,7 +41,8 @@ impl Interface {
         Self { address, mtu, ipv4: None, ipv6: None, is_headerless: false }
     }
 
-    /// Creates an interface whose packets have no Ethernet header, for links that [add](vigie_via::link::LinkBuilder::adds_headers) one.
+    /// Creates an interface whose packets have no Ethernet header: on the host, its link [adds](vigie_via::link::LinkBuilder::adds_headers) one; a
+    /// program must [know the port](crate::nic::NicConfig::headerless).
     #[must_use]
     pub const fn headerless(mtu: usize) -> Self {
         Self { is_headerless: true, ..Self::new(MacAddress([0; 6]), mtu) }

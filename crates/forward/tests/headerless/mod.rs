@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use vigie_detect::Instant;
 use vigie_forward::{
     bpf::AttachMode,
-    nic::{NicError, NicPipeline},
+    nic::{CompileError, NicError, NicPipeline},
     packet::Port,
     pipeline::{BuiltinStage, Stage},
     stages::{RouteStage, Ttl},
@@ -158,6 +158,25 @@ fn packets_without_headers_are_forwarded_as_by_stages() {
     });
 }
 
+/// Goal: XDP is named as the obstacle only where it alone is allowed; else the error is that of tcx. Method: an interface that is not there.
+#[test]
+fn the_error_is_that_of_the_last_place() {
+    inside("headerless::the_error_is_that_of_the_last_place", || {
+        let route = RouteStage::new(Fib::default());
+        let start = |modes: &[AttachMode]| {
+            let builder = NicPipeline::builder().config(small().headerless(&[Port(0)]));
+            builder.port(Port(0), 999_999).attach_modes(modes).start(&[&route]).expect_err("none")
+        };
+        let error = start(&AttachMode::ALL);
+        assert!(matches!(error, NicError::Attach { .. }), "{error}");
+        let error = start(&[AttachMode::Native, AttachMode::Generic]);
+        assert!(
+            matches!(error, NicError::Compile(CompileError::Headerless { port: Port(0) })),
+            "{error}"
+        );
+    });
+}
+
 /// The ports of [`router`] without headers.
 const WITHOUT: [Port; 2] = [Port(0), Port(2)];
 
@@ -238,7 +257,7 @@ fn segments_pass_whole_without_headers() {
         set_mtu(&fib, 65_000);
         nic.follow().expect("room");
         for (to, egress) in [(2, card), (3, other)] {
-            for (bytes, passes) in [(1400, true), (16_000, true), (16_001, false), (60_000, false)]
+            for (bytes, passes) in [(1400, true), (15_500, true), (15_501, false), (60_000, false)]
             {
                 let before = nic.counters().expect("counters").passed_up;
                 let mut long = segments((1, to), &[], false);

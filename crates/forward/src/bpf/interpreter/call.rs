@@ -63,7 +63,8 @@ impl Run<'_> {
             }
             Helper::ChangeHead if !is_xdp => {
                 let bytes = i64::from(lower(b));
-                let has_room = c == 0 && self.memory.add_front(bytes);
+                let fits = c == 0 && self.memory.has_room_for(bytes);
+                let has_room = fits && self.memory.add_front(bytes);
                 if has_room { 0 } else { extended(-22) }
             }
             Helper::AdjustHead if is_xdp => {

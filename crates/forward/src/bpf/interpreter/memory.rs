@@ -10,6 +10,8 @@ const STACK: u64 = 3 << 48;
 const MAP: u64 = 4 << 48;
 const VALUE: u64 = 5 << 48;
 const REGION: u64 = 0xffff << 48;
+/// In the address of a byte of the packet, how often its bytes had been moved.
+const MOVES_SHIFT: u32 = 32;
 
 pub(super) const STACK_BYTES: usize = 512;
 /// Words of `struct __sk_buff`.
@@ -23,6 +25,10 @@ const IPV6: u16 = 0x86dd;
 /// The word of the packet's type, and the last type that programs may set (`PACKET_OTHERHOST`).
 const SKB_PACKET_TYPE: usize = 1;
 const PACKET_TYPE_MAX: u32 = 3;
+/// The word of the length of each segment, and the longest packet without segments that every kernel gives a header to (`BPF_SKB_MAX_LEN`, with
+/// `CONFIG_MAX_SKB_FRAGS=45`).
+const SKB_SEGMENT_BYTES: usize = 44;
+const WITHOUT_SEGMENTS_MAX: i64 = 15_616;
 const SKB_DATA: u64 = 76;
 const SKB_DATA_END: u64 = 80;
 
@@ -33,6 +39,8 @@ pub(super) struct Memory<'a> {
     pub(super) maps: &'a mut [UserMap],
     stack: [u8; STACK_BYTES],
     fields: [u32; FIELDS],
+    /// How often the packet's bytes were moved: addresses from before are invalid.
+    moves: u64,
 }
 
 fn low32(value: u64) -> u32 {
@@ -66,7 +74,7 @@ impl<'a> Memory<'a> {
             fields[9] = run_context.interface;
             fields[10] = run_context.interface;
         }
-        Self { kind, packet, maps, stack: [0; STACK_BYTES], fields }
+        Self { kind, packet, maps, stack: [0; STACK_BYTES], fields, moves: 0 }
     }
 
     pub(super) const fn kind(&self) -> ProgramKind {
@@ -101,7 +109,8 @@ impl<'a> Memory<'a> {
         let at = |mask: u64| usize::try_from(address & mask).ok();
         let (whole, start): (&mut [u8], usize) = match address & REGION {
             PACKET => {
-                let start = at(!REGION)?;
+                let start =
+                    usize::try_from((address & !REGION) ^ (self.moves << MOVES_SHIFT)).ok()?;
                 if start < self.packet.start {
                     return None;
                 }
@@ -120,8 +129,9 @@ impl<'a> Memory<'a> {
 
     /// Reads a field of the context.
     fn field(&self, offset: u64, size: Size) -> Option<u64> {
-        let start = PACKET + to_u64(self.packet.start);
-        let end = PACKET + to_u64(self.packet.end);
+        let base = PACKET + (self.moves << MOVES_SHIFT);
+        let start = base + to_u64(self.packet.start);
+        let end = base + to_u64(self.packet.end);
         let word = || self.fields.get(usize::try_from(offset / 4).ok()?).copied().map(u64::from);
         if size != Size::Word {
             return None;
@@ -144,8 +154,15 @@ impl<'a> Memory<'a> {
         Some(())
     }
 
-    /// Adds bytes of zero in front of the packet. Returns whether there was room.
+    /// Returns whether the kernel would add so many bytes in front of the packet.
+    pub(super) fn has_room_for(&self, bytes: i64) -> bool {
+        let length = i64::from(self.fields[0]) + bytes;
+        self.fields[SKB_SEGMENT_BYTES] != 0 || length <= WITHOUT_SEGMENTS_MAX
+    }
+
+    /// Adds bytes of zero in front of the packet, whose addresses change. Returns whether there was room.
     pub(super) fn add_front(&mut self, bytes: i64) -> bool {
+        self.moves += 1;
         let before = self.packet.start;
         let has_room = self.packet.adjust_head(-bytes);
         self.packet.bytes[self.packet.start..before].fill(0);

@@ -1,7 +1,7 @@
 //! The frame of a program: its prologue, its exits, and its register and stack allocation.
 //!
-//! Registers: R6 counters, R7 the frame, R8 the network header, R9 the transport header. Of an interface without Ethernet headers, R7 is where
-//! one would be, and nothing before R8 is read or written. The stack:
+//! Registers: R6 counters, R7 the frame, R8 the network header, R9 the transport header. On an interface without Ethernet headers, R7 points 14
+//! bytes before the packet. The stack:
 
 use std::collections::BTreeMap;
 
@@ -74,8 +74,8 @@ const SKB_DATA: i16 = 76;
 const SKB_DATA_END: i16 = 80;
 /// Bytes of an Ethernet header.
 const ETHERNET: i32 = 14;
-/// The longest packet without segments that the kernel gives a header to, with some room: `BPF_SKB_MAX_LEN`, with pages of 4 KiB.
-const WITHOUT_HEADER_MAX: i32 = ETHERNET + 16_000;
+/// The longest packet without segments that every kernel gives a header to, with some room: `BPF_SKB_MAX_LEN` is 15 616 or more with pages of 4 KiB.
+const WITHOUT_HEADER_MAX: i32 = ETHERNET + 15_500;
 /// All that is read of a frame: two tags, and the longest headers of IPv4 and TCP without options.
 const HEADERS_MAX: i32 = ETHERNET + 8 + 60 + 20;
 /// The same without tags and options.
@@ -128,6 +128,8 @@ pub(super) struct Needs {
     pub(super) transport: bool,
     /// By how much they decrease hop limits.
     pub(super) hops: i32,
+    /// Packets arrive without an Ethernet header, and some port has headers.
+    pub(super) added_header: bool,
 }
 
 /// The amount that a decreased hop limit adds to the sum over a packet, in native order: it is the second byte of a word.
@@ -289,13 +291,13 @@ impl<'a> Emitter<'a> {
             self.a.load(Size::Word, R1, R9, SKB_PACKET_TYPE);
             self.a.branch(Condition::NotEqual, R1, 0, self.pass);
         }
-        if self.is_headerless {
+        if self.needs.added_header {
             let (exception, fits) = (self.exception(DropReason::TooLong), self.a.label());
             self.a.branch(Condition::AtMost, R8, WITHOUT_HEADER_MAX, fits);
             self.a.load(Size::Word, R1, R9, SKB_SEGMENT_BYTES);
             self.a.branch(Condition::Equal, R1, 0, exception).bind(fits);
         }
-        if self.needs.headers || self.is_headerless {
+        if self.needs.headers || self.needs.added_header {
             self.keep(CONTEXT, R9);
         }
         if !self.needs.headers {
@@ -453,6 +455,12 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    /// The exit for packets that are already changed and that the kernel refuses to change further: always a drop.
+    fn refused(&mut self) -> Label {
+        let a = &mut self.a;
+        *self.drops.entry(DropReason::TooLong).or_insert_with(|| a.label())
+    }
+
     fn leave(&mut self, xdp: i32, tcx: i32) {
         self.a.set(R0, if self.is_tcx() { tcx } else { xdp }).exit();
     }
@@ -534,10 +542,12 @@ impl<'a> Emitter<'a> {
             self.a.branch(Condition::Equal, R0, 0, gone).load(Size::Word, R8, R0, 0);
             self.a.branch(Condition::Equal, R8, 0, gone);
             if self.needs.transport {
-                self.mend_checksum(self.abort);
+                let refused = self.refused();
+                self.mend_checksum(refused);
             }
-            if self.is_headerless {
-                self.add_header(self.abort);
+            if self.needs.added_header {
+                let refused = self.refused();
+                self.add_header(refused);
             }
             self.count_sent(1);
             self.a.set(R1, R8).set(R2, 0).call(Helper::Redirect).exit();
@@ -548,7 +558,7 @@ impl<'a> Emitter<'a> {
     /// kernel removes itself.) R8 stays.
     fn add_header(&mut self, failed: Label) {
         let end = self.a.label();
-        self.a.load(Size::Word, R1, R10, KEY).constant(R2, self.config.headerless);
+        self.a.load(Size::Word, R1, R10, KEY).constant(R2, self.config.headerless_bits());
         self.a.compute(Operation::ShiftRight, R2, R1).branch(Condition::HasBits, R2, 1, end);
         self.get(R1, CONTEXT);
         self.a.set(R2, ETHERNET).set(R3, 0).call(Helper::ChangeHead);

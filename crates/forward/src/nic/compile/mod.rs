@@ -31,8 +31,8 @@ use crate::{
 };
 
 /// The treatment of packets that a program cannot handle: those with IPv6 extension headers; IPv4 packets that are to be
-/// fragmented; and where flows are translated, everything but complete packets of flows that the host has begun, as well as
-/// TCP segments that open or close a flow.
+/// fragmented; long ones that arrive [without a header](NicConfig::headerless); and where flows are translated, everything but
+/// complete packets of flows that the host has begun, as well as TCP segments that open or close a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Exceptions {
@@ -40,7 +40,7 @@ pub enum Exceptions {
     #[default]
     PassUp,
     /// They are dropped and counted: as [`DropReason::Malformed`] with extension headers, as [`DropReason::TooLong`] if they are
-    /// to be fragmented, else as [`DropReason::NatUnknown`].
+    /// to be fragmented or too long to get a header, else as [`DropReason::NatUnknown`].
     Drop,
 }
 
@@ -56,7 +56,7 @@ pub struct NicConfig {
     pub(super) own_frames: bool,
     pub(super) asked_flows: bool,
     pub(super) held_neighbours: bool,
-    pub(super) headerless: u64,
+    pub(super) headerless: Vec<Port>,
 }
 
 impl NicConfig {
@@ -134,17 +134,22 @@ impl NicConfig {
         self
     }
 
-    /// Names the ports whose packets begin with IP, without an Ethernet header (tun, WireGuard, tunnels of IPv4). Their packets get one when
-    /// they leave by another port, and others lose theirs. The program then runs at [tcx](crate::bpf::AttachMode::Tcx) alone, and passes up
-    /// packets of more than 16 000 bytes that arrive there and have no segments. Default: none.
+    /// Names the ports whose packets begin with IP, without an Ethernet header (tun, WireGuard, tunnels of IPv4): from 0 to 63. A packet
+    /// gets a header when it goes to a port with headers, and loses it when it goes to one without. The program then runs at
+    /// [tcx](crate::bpf::AttachMode::Tcx) alone. Packets of more than 15 500 bytes that arrive there and have no segments are
+    /// [exceptions](Exceptions) if some port has headers. Default: none.
     pub fn headerless(mut self, ports: &[Port]) -> Self {
-        let bits = ports.iter().filter(|port| port.0 < PORTS_MAX).map(|port| 1 << port.0);
-        self.headerless = bits.fold(0, |all, bit: u64| all | bit);
+        self.headerless = ports.to_vec();
         self
     }
 
-    pub(super) const fn is_headerless(&self, port: Port) -> bool {
-        port.0 < PORTS_MAX && self.headerless >> port.0 & 1 != 0
+    pub(super) fn is_headerless(&self, port: Port) -> bool {
+        self.headerless.contains(&port)
+    }
+
+    /// A bit for each port without headers.
+    fn headerless_bits(&self) -> u64 {
+        self.headerless.iter().fold(0, |bits, port| bits | 1 << port.0)
     }
 
     /// Sets the port of packets for which no stage names one. Default: `None`, and they are dropped
@@ -209,7 +214,15 @@ fn check(config: &NicConfig) -> Result<(), CompileError> {
     in_range("routes", routes, 1 << 24, "from 1 to 16 777 216")?;
     in_range("neighbours", neighbours, 1 << 20, "from 1 to 1 048 576")?;
     in_range("flows", flows, 1 << 24, "from 1 to 16 777 216")?;
-    in_range("hop_groups", groups, 1 << 12, "from 1 to 4096")
+    in_range("hop_groups", groups, 1 << 12, "from 1 to 4096")?;
+    match config.headerless.iter().find(|port| port.0 >= PORTS_MAX) {
+        None => Ok(()),
+        Some(port) => Err(CompileError::InvalidSetting {
+            name: "headerless",
+            value: port.0.into(),
+            range: "ports from 0 to 63",
+        }),
+    }
 }
 
 /// The descriptions of all stages, or an error that names the one without.
@@ -302,9 +315,9 @@ pub(super) fn compile(
 ) -> Result<Compiled, CompileError> {
     check(config)?;
     if kind == ProgramKind::Xdp
-        && let Some(port) = (0..PORTS_MAX).map(Port).find(|port| config.is_headerless(*port))
+        && let Some(port) = ingress_ports.iter().find(|port| config.is_headerless(**port))
     {
-        return Err(CompileError::Headerless { port });
+        return Err(CompileError::Headerless { port: *port });
     }
     let stocks = stock(stages)?;
     let refused = |stage: usize, because: &'static str| CompileError::Stage {
@@ -319,7 +332,8 @@ pub(super) fn compile(
     }
     let needs = needs(&stocks).map_err(|(at, because)| refused(at, because))?;
     let layout = Layout::new(needs, config.sizes, kind);
-    let program = |ingress: &Port| program(&stocks, *ingress, config, &layout, kind);
+    let program =
+        |ingress: &Port| program(&stocks, (*ingress, ingress_ports), config, &layout, kind);
     let programs = ingress_ports.iter().map(program).collect::<Result<_, _>>()?;
     Ok(Compiled { layout, programs })
 }
@@ -335,7 +349,7 @@ fn reads_nothing(stock: &BuiltinStage<'_>) -> bool {
 
 fn program(
     stocks: &[BuiltinStage<'_>],
-    ingress: Port,
+    (ingress, ports): (Port, &[Port]),
     config: &NicConfig,
     layout: &Layout,
     kind: ProgramKind,
@@ -347,6 +361,8 @@ fn program(
         saving: stocks.iter().any(writes),
         transport: stocks.iter().any(changes_transport),
         hops: stocks.iter().map(|one| i32::from(matches!(one, BuiltinStage::Ttl(_)))).sum(),
+        added_header: config.is_headerless(ingress)
+            && ports.iter().any(|port| !config.is_headerless(*port)),
     };
     let mut emitter = Emitter::new(ingress, config, layout, kind, needs);
     emitter.prologue();

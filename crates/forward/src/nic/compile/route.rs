@@ -64,7 +64,7 @@ impl Emitter<'_> {
         self.keep(MAC, R1);
         self.keep(MTU, R2);
         let has_hop = self.a.label();
-        if self.config.headerless != 0 {
+        if !self.config.headerless.is_empty() {
             // Its own address, of zeros, stands for a neighbour's.
             self.a.branch(Condition::Equal, R3, HEADERLESS, has_hop);
         }
