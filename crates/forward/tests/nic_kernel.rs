@@ -502,6 +502,12 @@ fn interfaces_go_and_maps_fill() {
         run("sleep 0.1");
         assert_eq!(dropped(&nic, DropReason::Gone), 2);
         assert!(matches!(nic.open(Port(1)), Err(NicError::Port { port: Port(1), .. })));
+        // It is left out when the programs are attached again.
+        nic.pause();
+        assert_eq!(nic.lost_ports(), []);
+        nic.resume().expect("the other one is there");
+        assert_eq!((nic.lost_ports(), nic.attach_mode(Port(1))), (vec![Port(1)], None));
+        assert!(nic.attach_mode(Port(0)).is_some());
         // Another one takes its place.
         let receiver = Namespace::new();
         run(&format!(
@@ -511,7 +517,11 @@ fn interfaces_go_and_maps_fill() {
             receiver.id()
         ));
         receiver.run("ip addr add 10.2.0.2/24 dev b0; ip link set b0 up");
-        nic.replace(Port(1), index("f1")).expect("attached");
+        nic.pause();
+        nic.replace(Port(1), index("f1")).expect("it is there");
+        assert_eq!((nic.lost_ports(), nic.attach_mode(Port(1))), (vec![], None));
+        nic.resume().expect("both are there");
+        assert!(nic.attach_mode(Port(1)).is_some());
         let there = Line { sender, receiver, pass };
         let interface = there.interface_of_receiver();
         let _peer = there.receiver.enter(|| PassAll::new(interface)).expect("attached");

@@ -88,6 +88,8 @@ struct NicPort {
     /// What keeps the taken ports' packets from the kernel, whether the program is attached or not.
     taking: Option<Attachment>,
     attachment: Option<Attachment>,
+    /// Its interface was gone when the programs were attached again.
+    is_gone: bool,
 }
 
 /// The settings of a [`NicPipeline`].
@@ -176,15 +178,27 @@ impl NicPipelineBuilder {
             let program = Arc::new(LoadedProgram::load_with(program, maps.clone())?);
             let taker = self.taker(self.config.is_headerless(*port), &mut takers)?;
             let (interface, taking, attachment) = (*interface, None, None);
-            nic_ports.insert(*port, NicPort { interface, program, taker, taking, attachment });
+            let nic_port =
+                NicPort { interface, program, taker, taking, attachment, is_gone: false };
+            nic_ports.insert(*port, nic_port);
         }
-        let mut nic =
-            NicPipeline { layout, maps, follower, _shown_flows: shown, nic_ports, modes, kind };
+        let mut nic = NicPipeline {
+            layout,
+            maps,
+            follower,
+            _shown_flows: shown,
+            nic_ports,
+            modes,
+            kind,
+            is_paused: false,
+        };
         nic.follow()?;
         for port in &ports {
             nic.open(*port)?;
         }
-        nic.resume()?;
+        for port in ports {
+            nic.attach(port)?;
+        }
         Ok(nic)
     }
 
@@ -221,6 +235,7 @@ pub struct NicPipeline {
     nic_ports: BTreeMap<Port, NicPort>,
     modes: Vec<AttachMode>,
     kind: ProgramKind,
+    is_paused: bool,
 }
 
 impl NicPipeline {
@@ -261,20 +276,34 @@ impl NicPipeline {
 
     /// Detaches the programs; the maps stay.
     pub fn pause(&mut self) {
+        self.is_paused = true;
         for nic_port in self.nic_ports.values_mut() {
             nic_port.attachment = None;
         }
     }
 
-    /// Attaches the programs where they are detached, and applies changes of the tables.
+    /// Attaches the programs where they are detached, and applies changes of the tables. A port whose interface is gone is left out, and is
+    /// among the [lost ones](Self::lost_ports).
     ///
     /// # Errors
-    /// [`NicError::Follow`], [`NicError::Attach`].
+    /// [`NicError::Follow`], [`NicError::Attach`]; then all programs are detached.
     pub fn resume(&mut self) -> Result<(), NicError> {
         self.follow()?;
+        self.is_paused = false;
         let ports: Vec<Port> = self.nic_ports.keys().copied().collect();
         for port in ports {
-            self.attach(port)?;
+            let attached = self.attach(port);
+            let is_gone = matches!(
+                attached,
+                Err(NicError::Attach { source: AttachError::NoInterface { .. }, .. })
+            );
+            if let Some(nic_port) = self.nic_ports.get_mut(&port) {
+                nic_port.is_gone = is_gone;
+            }
+            if !is_gone && attached.is_err() {
+                self.pause();
+                return attached;
+            }
         }
         Ok(())
     }
@@ -288,7 +317,7 @@ impl NicPipeline {
             let taking = taking.map_err(|source| NicError::Attach { port, source })?;
             nic_port.taking = Some(taking);
         }
-        if nic_port.attachment.as_ref().is_some_and(Attachment::is_attached) {
+        if self.is_paused || nic_port.attachment.as_ref().is_some_and(Attachment::is_attached) {
             return Ok(());
         }
         let mut last = None;
@@ -351,7 +380,7 @@ impl NicPipeline {
     }
 
     /// Moves a port to another interface, for instance after its interface was removed and came back. Attaches the
-    /// program there.
+    /// program there, unless the pipeline is [paused](Self::pause).
     ///
     /// # Errors
     /// [`NicError`]; then the port has no interface.
@@ -359,6 +388,7 @@ impl NicPipeline {
         let nic_port = self.nic_ports.get_mut(&port).ok_or(NicError::NoPort(port))?;
         (nic_port.taking, nic_port.attachment) = (None, None);
         nic_port.interface = interface;
+        nic_port.is_gone = false;
         self.open(port)?;
         self.attach(port)
     }
@@ -367,8 +397,9 @@ impl NicPipeline {
     /// and counted.
     #[must_use]
     pub fn lost_ports(&self) -> Vec<Port> {
-        let is_lost =
-            |nic_port: &NicPort| nic_port.attachment.as_ref().is_some_and(|one| !one.is_attached());
+        let is_lost = |nic_port: &NicPort| {
+            nic_port.is_gone || nic_port.attachment.as_ref().is_some_and(|one| !one.is_attached())
+        };
         self.nic_ports
             .iter()
             .filter(|(_, nic_port)| is_lost(nic_port))
