@@ -410,7 +410,8 @@ fn moving_loses_nothing() {
 }
 
 /// Load that a few packets are.
-const MOVES: [&str; 6] = ["--to-nic-above", "20", "--to-host-below", "5", "--hold", "300ms"];
+pub(crate) const MOVES: [&str; 6] =
+    ["--to-nic-above", "20", "--to-host-below", "5", "--hold", "300ms"];
 
 /// Goal: load moves a flow to the interface, and its end moves it back, both counted and said. Method: thresholds that
 /// a few packets cross.

@@ -55,6 +55,11 @@ impl Migration {
     /// Records that the flow has moved, for any reason.
     pub(crate) const fn moved(&mut self, side: FlowSide) {
         self.side = side;
+        self.pause();
+    }
+
+    /// Forgets the load so far: the next check begins anew.
+    pub(crate) const fn pause(&mut self) {
         self.since = None;
         // Each side has its own count.
         self.last = None;

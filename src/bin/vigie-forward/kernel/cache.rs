@@ -73,6 +73,8 @@ pub(crate) struct Interface {
     pub(crate) mac: Option<[u8; 6]>,
     /// True if its packets have no Ethernet header (tun, WireGuard, tunnels of IPv4).
     pub(crate) is_headerless: bool,
+    /// The same, of a kind where a program at tcx may not find the IP header (vti, XFRM: what is decrypted there may keep the place of a header).
+    pub(crate) is_without_tcx: bool,
     pub(crate) mtu: u32,
     pub(crate) is_up: bool,
     /// One end of a veth pair.
@@ -413,6 +415,7 @@ mod tests {
             is_up,
             is_pair: false,
             is_headerless: false,
+            is_without_tcx: false,
             vlan_of: None,
         }
     }

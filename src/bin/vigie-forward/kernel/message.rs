@@ -151,7 +151,9 @@ fn interface_of(link: &LinkMessage) -> Option<Interface> {
             link.header.link_layer_type,
             LinkLayerType::None | LinkLayerType::Tunnel
         ),
+        is_without_tcx: false,
     };
+    let mut begins_with_ip = false;
     let (mut is_vlan, mut is_elsewhere, mut lower) = (false, false, None);
     for attribute in &link.attributes {
         match attribute {
@@ -160,6 +162,9 @@ fn interface_of(link: &LinkMessage) -> Option<Interface> {
             LinkAttribute::LinkInfo(infos) => {
                 interface.is_pair = infos.contains(&LinkInfo::Kind(InfoKind::Veth));
                 is_vlan = infos.contains(&LinkInfo::Kind(InfoKind::Vlan));
+                begins_with_ip = [InfoKind::Tun, InfoKind::Wireguard, InfoKind::IpIp]
+                    .into_iter()
+                    .any(|kind| infos.contains(&LinkInfo::Kind(kind)));
             }
             LinkAttribute::Link(index) => lower = Some(*index),
             // Then the index is one of another network namespace.
@@ -168,6 +173,7 @@ fn interface_of(link: &LinkMessage) -> Option<Interface> {
             _ => {}
         }
     }
+    interface.is_without_tcx = interface.is_headerless && !begins_with_ip;
     interface.vlan_of = lower.filter(|_| is_vlan && !is_elsewhere);
     Some(interface)
 }
@@ -405,6 +411,32 @@ mod tests {
         assert_eq!(found.events, expected);
         assert_eq!(found.unreadable, 0);
         assert_eq!(read(&all, 1000).events, [NetlinkEvent::NextHops, via(3, None, 0)]);
+    }
+
+    /// Goal: programs are only for those interfaces without Ethernet headers that are known to begin with IP. Method: one message for each kind.
+    #[test]
+    fn kinds_of_interfaces_are_read() {
+        let read_link = |layer, kind: Option<InfoKind>| {
+            let mut link = LinkMessage::default();
+            link.header.link_layer_type = layer;
+            let info = kind.map(|kind| LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]));
+            link.attributes = info.into_iter().collect();
+            let found = read(&bytes_of(RouteNetlinkMessage::NewLink(link)), 254);
+            let [NetlinkEvent::Interface(interface)] = &found.events[..] else { panic!("one") };
+            (interface.is_headerless, interface.is_without_tcx)
+        };
+        for (layer, kind, expected) in [
+            (LinkLayerType::Ether, Some(InfoKind::Tun), (false, false)),
+            (LinkLayerType::Ether, None, (false, false)),
+            (LinkLayerType::None, Some(InfoKind::Tun), (true, false)),
+            (LinkLayerType::None, Some(InfoKind::Wireguard), (true, false)),
+            (LinkLayerType::Tunnel, Some(InfoKind::IpIp), (true, false)),
+            (LinkLayerType::Tunnel, Some(InfoKind::Vti), (true, true)),
+            (LinkLayerType::None, Some(InfoKind::Xfrm), (true, true)),
+            (LinkLayerType::None, None, (true, true)),
+        ] {
+            assert_eq!(read_link(layer, kind.clone()), expected, "{layer:?} {kind:?}");
+        }
     }
 
     /// Goal: our addresses are parsed and ranked; a tentative one is not used, and causes another query. Method: one of

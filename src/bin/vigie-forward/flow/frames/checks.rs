@@ -63,8 +63,15 @@ pub(super) fn check_interfaces(
         let (name, index, is_pair) = (name.to_owned(), interface.index, interface.is_pair);
         let networks = cache.networks(index);
         let vlan = cache.vlan_of(index).map(str::to_owned);
-        let is_headerless = interface.is_headerless;
-        flow_interfaces.push(FlowInterface { name, index, is_pair, is_headerless, vlan, networks });
+        flow_interfaces.push(FlowInterface {
+            name,
+            index,
+            is_pair,
+            is_headerless: interface.is_headerless,
+            is_without_tcx: interface.is_without_tcx,
+            vlan,
+            networks,
+        });
     }
 
     if !is_wire {

@@ -287,7 +287,6 @@ fn program(
                 // It is attached only under load.
                 program.pause();
             } else {
-                FlowSide::Nic.name().clone_into(&mut head.side);
                 let path = program.mode().map_or("a program", mode_name);
                 let because = decision.sentence(decision.best);
                 log(format!("flow `{}`: forwards by {path}: {because}", head.name));

@@ -1,7 +1,7 @@
 //! The program at the interfaces: where it can run, and why not.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -17,7 +17,7 @@ use vigie::{
 };
 
 use crate::{
-    cli::PlannedWork,
+    cli::{FlowSide, PlannedWork},
     config::PathChoice,
     journal::log,
     kernel::Interface,
@@ -57,6 +57,8 @@ pub(super) struct FlowInterface {
     pub(super) is_pair: bool,
     /// Its packets have no Ethernet header.
     pub(super) is_headerless: bool,
+    /// The same, and a program at tcx may not find their IP header.
+    pub(super) is_without_tcx: bool,
     /// An interface that is a VLAN of this one.
     pub(super) vlan: Option<String>,
     /// The networks reached by it.
@@ -85,16 +87,23 @@ impl AttachRefusal {
 pub(super) struct FrameProgram {
     nic: Arc<Mutex<NicPipeline>>,
     flow: String,
+    /// Names of interfaces, in the order of their ports.
+    names: Vec<String>,
     interfaces: BTreeMap<Port, u32>,
     /// Those whose packets have no Ethernet header, as it was compiled.
     headerless: Vec<Port>,
-    /// An interface that has returned as one of the other kind, for which the program is not made; and whether it was attached before.
-    misfit: Option<(Port, bool)>,
-    is_attached: bool,
+    /// Interfaces that have returned as ones of another kind, for which the program is not made: it is detached until there are none.
+    misfits: BTreeSet<Port>,
+    /// The side that was asked for last.
+    side: FlowSide,
     translates: bool,
     is_alone: bool,
-    /// Its maps could not follow the tables; retried.
+    /// The flow is a wire.
+    is_wire: bool,
+    /// It is detached though it should not be; retried.
     is_behind: bool,
+    /// The error of the last retry, which is logged once.
+    failure: Option<String>,
 }
 
 /// Attaches a program in the first mode that works.
@@ -104,15 +113,17 @@ pub(super) fn attach(
     (ports, taken): (&[FlowInterface], Option<TakenPorts>),
     (stages, work): (&[&dyn Stage], PlannedWork),
 ) -> Result<(FrameProgram, Vec<String>), AttachRefusal> {
+    let (modes, mut reasons) = modes((choice, work), needs, ports);
     let missing = HeldRights::now().missing(&[Right::Bpf, Right::NetAdmin]);
-    if !missing.is_empty() {
+    // Where none is possible, rights would not help.
+    if !modes.is_empty() && !missing.is_empty() {
         let missing = listed(&missing);
         return Err(AttachRefusal::Rights(format!(
             "a program at the interface needs {missing}, which this process lacks"
         )));
     }
 
-    let (modes, mut reasons) = modes((choice, work), needs, ports);
+    let names: Vec<String> = ports.iter().map(|one| one.name.clone()).collect();
     let mut interfaces = BTreeMap::new();
     let headerless: Vec<Port> = (0..)
         .zip(ports)
@@ -154,17 +165,20 @@ pub(super) fn attach(
                 let program = FrameProgram {
                     nic: Arc::new(Mutex::new(nic)),
                     flow,
+                    names,
                     interfaces,
                     headerless,
-                    misfit: None,
-                    is_attached: true,
+                    misfits: BTreeSet::new(),
+                    side: FlowSide::Nic,
                     translates: work == PlannedWork::Nat,
                     is_alone,
+                    is_wire: needs != HostRequirement::Packets,
                     is_behind: false,
+                    failure: None,
                 };
                 return Ok((program, reasons));
             }
-            Err(error) => reasons.push(format!("{}: {}", mode_name(mode), named(&error, ports))),
+            Err(error) => reasons.push(format!("{}: {}", mode_name(mode), named(&error, &names))),
         }
     }
 
@@ -172,12 +186,11 @@ pub(super) fn attach(
 }
 
 /// Returns the error's text, with the interface's name.
-fn named(error: &NicError, ports: &[FlowInterface]) -> String {
+fn named(error: &NicError, names: &[String]) -> String {
+    let name = |port: &Port| names.get(usize::from(port.0)).map_or("?", String::as_str);
     match error {
         NicError::Attach { port, source } => {
-            let name = ports
-                .get(usize::from(port.0))
-                .map_or("?", |flow_interface| flow_interface.name.as_str());
+            let name = name(port);
             let hint = match source {
                 AttachError::NoAttachMode { mode: AttachMode::Tcx, .. } => {
                     " (Linux has it since 6.6)"
@@ -186,6 +199,7 @@ fn named(error: &NicError, ports: &[FlowInterface]) -> String {
             };
             format!("{name}: {source}{hint}")
         }
+        NicError::Port { port, source, .. } => format!("{}: {source}", name(port)),
         error => error.to_string(),
     }
 }
@@ -247,6 +261,16 @@ fn modes(
                 format!("packets of {name} have no Ethernet header, with which XDP begins");
             leave_out(mode, because);
         }
+    }
+
+    if let Some(FlowInterface { name, .. }) = ports.iter().find(|one| one.is_without_tcx) {
+        leave_out(
+            AttachMode::Tcx,
+            format!(
+                "a program may not find the IP header of packets of {name}: of interfaces without Ethernet headers, it is for tun, WireGuard \
+                 and tunnels of IPv4 alone"
+            ),
+        );
     }
 
     if needs == HostRequirement::Frames {
@@ -330,11 +354,28 @@ impl FrameProgram {
 
     /// Returns its attach mode, if it is attached.
     pub(super) fn mode(&self) -> Option<AttachMode> {
-        self.nic().attach_mode(Port(0))
+        let nic = self.nic();
+        // The interface of a port may be gone.
+        self.interfaces.keys().find_map(|port| nic.attach_mode(*port))
     }
 
-    pub(super) const fn is_attached(&self) -> bool {
-        self.is_attached
+    /// Returns the side that was asked for last, where the flow is unless the program waits for interfaces or for room in its maps.
+    pub(super) const fn side(&self) -> FlowSide {
+        self.side
+    }
+
+    /// Returns the interfaces for which the program is not made: it is detached until they are what they were.
+    pub(super) fn waits_for(&self) -> Option<String> {
+        let names = self.misfits.iter().map(|port| self.name(*port)).collect::<Vec<_>>();
+        (!names.is_empty()).then(|| names.join(", "))
+    }
+
+    fn name(&self, port: Port) -> &str {
+        self.names.get(usize::from(port.0)).map_or("?", String::as_str)
+    }
+
+    fn should_run(&self) -> bool {
+        self.side == FlowSide::Nic && self.misfits.is_empty()
     }
 
     /// Returns whether it handles all frames itself: no host pipeline sees what it passes up.
@@ -344,81 +385,96 @@ impl FrameProgram {
 
     /// Returns whether it is attached where segments pass whole.
     pub(super) fn takes_segments(&self) -> bool {
-        self.is_attached && self.mode() == Some(AttachMode::Tcx)
+        self.mode() == Some(AttachMode::Tcx)
     }
 
     /// Detaches it: from here on all packets go up to the host.
     pub(super) fn pause(&mut self) {
         self.nic().pause();
-        self.is_attached = false;
+        self.side = FlowSide::Host;
     }
 
-    /// Attaches it again.
+    /// Attaches it again, or as soon as all interfaces are what they were.
     pub(super) fn resume(&mut self) -> Result<(), String> {
-        if let Some((port, _)) = self.misfit {
-            return Err(format!("its program is not made for what {port} has become"));
+        if self.misfits.is_empty() {
+            self.attach_again()?;
         }
-        self.nic().resume().map_err(|error| error.to_string())?;
-        self.is_attached = true;
-        self.is_behind = false;
+        self.side = FlowSide::Nic;
+        Ok(())
+    }
+
+    fn attach_again(&mut self) -> Result<(), String> {
+        let resumed = self.nic().resume();
+        resumed.map_err(|error| named(&error, &self.names))?;
+        (self.is_behind, self.failure) = (false, None);
         Ok(())
     }
 
     /// Handles an interface that is up, down, gone, or replaced by another of the same name.
     pub(super) fn interface(&mut self, port: Port, interface: &Interface) {
-        let Interface { index, is_up, is_headerless, .. } = *interface;
-        if !self.fits(port, &interface.name, is_headerless) {
+        if !self.fits(port, interface) {
             return;
         }
+        let Interface { index, is_up, .. } = *interface;
         let known = self.interfaces.insert(port, index);
         let result = if known == Some(index) {
             if is_up { self.nic().open(port) } else { self.nic().close(port) }
         } else {
-            let replaced = self.nic().replace(port, index);
-            if !self.is_attached {
-                self.nic().pause();
-            }
-            replaced
+            self.nic().replace(port, index)
         };
         match result {
-            Err(error) => log(format!("flow `{}`: its program: {error}", self.flow)),
-            Ok(()) if known != Some(index) && self.is_attached => {
-                log(format!("flow `{}`: its program is attached again at {port}", self.flow));
+            Err(error) => {
+                let error = named(&error, &self.names);
+                log(format!("flow `{}`: its program: {error}", self.flow));
+            }
+            Ok(()) if known != Some(index) && self.should_run() && !self.is_behind => {
+                let name = self.name(port);
+                log(format!("flow `{}`: its program is attached again at {name}", self.flow));
             }
             Ok(()) => {}
         }
     }
 
     /// Detaches the program while an interface is not of the kind for which it is made. Returns whether it is.
-    fn fits(&mut self, port: Port, name: &str, is_headerless: bool) -> bool {
-        let fits = is_headerless == self.headerless.contains(&port);
-        match self.misfit {
-            None if !fits => {
-                self.interfaces.remove(&port);
-                self.misfit = Some((port, self.is_attached));
-                self.pause();
-                let now = if is_headerless { "no Ethernet header" } else { "an Ethernet header" };
-                log(format!(
-                    "flow `{}`: its program is detached, the host forwards: packets of {name} have {now} now. Start `vigie-forward` again \
-                     for another program",
-                    self.flow
-                ));
+    fn fits(&mut self, port: Port, interface: &Interface) -> bool {
+        let Interface { name, is_headerless, is_without_tcx, .. } = interface;
+        let fits = *is_headerless == self.headerless.contains(&port) && !is_without_tcx;
+        if fits {
+            if self.misfits.remove(&port) && self.should_run() {
+                // The next check attaches it.
+                self.is_behind = true;
             }
-            Some((misfit, was_attached)) if fits && misfit == port => {
-                self.misfit = None;
-                self.is_attached = was_attached;
-                self.is_behind = was_attached;
-            }
-            _ => {}
+            return true;
         }
-        fits
+        self.interfaces.remove(&port);
+        if self.misfits.insert(port) {
+            self.nic().pause();
+            let (flow, detached) = (&self.flow, "its program is detached");
+            log(if self.is_wire {
+                format!(
+                    "flow `{flow}`: {detached}, and nothing is forwarded until {name} is an Ethernet interface again"
+                )
+            } else {
+                let now = match (is_headerless, is_without_tcx) {
+                    (_, true) => "begin in a place that it may not find",
+                    (true, false) => "have no Ethernet header now",
+                    (false, false) => "have an Ethernet header now",
+                };
+                format!(
+                    "flow `{flow}`: {detached}, the host forwards: packets of {name} {now}. Start `vigie-forward` again for another program"
+                )
+            });
+        }
+        false
     }
 
     /// Handles an interface that is gone.
     pub(super) fn gone(&mut self, port: Port) {
         // An interface that returns is a new one.
         self.interfaces.remove(&port);
-        if let Err(error) = self.nic().close(port) {
+        let closed = self.nic().close(port);
+        if let Err(error) = closed {
+            let error = named(&error, &self.names);
             log(format!("flow `{}`: its program: {error}", self.flow));
         }
     }
@@ -426,23 +482,35 @@ impl FrameProgram {
     /// Keeps its maps in step with the tables, and refreshes the tables' translations.
     pub(super) fn follow(&mut self, now: Instant) {
         if self.is_behind {
-            if self.is_attached && self.resume().is_ok() {
-                log(format!("flow `{}`: its program is attached again", self.flow));
+            if self.should_run() {
+                self.retry();
             }
             return;
         }
         let followed = self.nic().follow();
         if let Err(error) = followed {
+            let error = named(&error, &self.names);
             log(format!(
                 "flow `{}`: its program is detached, the host forwards: {error}",
                 self.flow
             ));
-            self.is_behind = true;
+            (self.is_behind, self.failure) = (true, Some(error));
             return;
         }
-        if self.translates && self.is_attached {
+        if self.translates && self.should_run() {
             // Translations not refreshed now are refreshed by the next check.
             let _ = self.nic().refresh(now, REFRESHED_MAX);
+        }
+    }
+
+    fn retry(&mut self) {
+        match self.attach_again() {
+            Ok(()) => log(format!("flow `{}`: its program is attached again", self.flow)),
+            Err(error) if self.failure.as_ref() != Some(&error) => {
+                log(format!("flow `{}`: its program cannot be attached again: {error}", self.flow));
+                self.failure = Some(error);
+            }
+            Err(_) => {}
         }
     }
 

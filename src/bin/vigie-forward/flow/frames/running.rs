@@ -138,21 +138,26 @@ impl FramesFlow {
         let Some(program) = &mut self.program else {
             return Err(format!("it has no program at its interfaces: {}", self.head.because));
         };
-        match (side, program.is_attached()) {
-            (FlowSide::Nic, true) | (FlowSide::Host, false) => {
+        let waits_for = program.waits_for();
+        match (side, program.side(), &waits_for) {
+            (FlowSide::Nic, FlowSide::Nic, Some(names)) => {
+                return Err(format!("it goes back to the nic when {names} is what it was"));
+            }
+            (FlowSide::Nic, FlowSide::Nic, None) | (FlowSide::Host, FlowSide::Host, _) => {
                 return Err(format!("it is at the {} already", side.name()));
             }
-            (FlowSide::Host, true) if program.is_alone() => {
+            (FlowSide::Host, FlowSide::Nic, _) if program.is_alone() => {
                 return Err(
                     "by tcx there is no host beside the program: start it with another --path"
                         .to_owned(),
                 );
             }
-            (FlowSide::Nic, false) => program.resume()?,
-            (FlowSide::Host, true) => program.pause(),
+            (FlowSide::Nic, FlowSide::Host, _) => program.resume()?,
+            (FlowSide::Host, FlowSide::Nic, _) => program.pause(),
         }
-        side.name().clone_into(&mut self.head.side);
-        self.head.migrations += 1;
+        if waits_for.is_none() {
+            self.head.migrations += 1;
+        }
         if let Some(migration) = &mut self.migration {
             migration.moved(side);
         }
@@ -215,6 +220,9 @@ impl FramesFlow {
     /// Moves the flow if its load requires it.
     fn migrate(&mut self, now: Instant) {
         let Some(migration) = &mut self.migration else { return };
+        if self.program.as_ref().is_some_and(|program| program.waits_for().is_some()) {
+            return migration.pause();
+        }
         let host = self.counters.snapshot().received.packets;
         let nic = self.program.as_ref().and_then(FrameProgram::counters);
         let packets = nic.map_or(host, |(seen, passed_up)| {
@@ -249,12 +257,14 @@ impl Running for FramesFlow {
         }
         self.program.iter().for_each(FrameProgram::count_hops);
         let hops = self.tables.hop_traffic();
-        let place = self.program.as_ref().filter(|program| program.is_attached());
-        let place = place.and_then(FrameProgram::mode);
+        let place = self.program.as_ref().and_then(FrameProgram::mode);
+        let side = if place.is_some() { FlowSide::Nic } else { FlowSide::Host };
         let path = place.map_or_else(|| self.head.path.clone(), |mode| mode_name(mode).to_owned());
         let sentence = self.sentence(place, &path, &counters);
         let (units, bytes) = (sent.packets, sent.bytes);
-        FlowReport { path, sentence, units, bytes, dropped, counters, hops, ..self.head.clone() }
+        let side = side.name().to_owned();
+        let head = self.head.clone();
+        FlowReport { side, path, sentence, units, bytes, dropped, counters, hops, ..head }
     }
 
     fn follow(&mut self, cache: &NetlinkCache, changes: &[Change]) {
@@ -314,7 +324,14 @@ impl Running for FramesFlow {
 
     fn move_to(&mut self, side: FlowSide) -> Result<(), String> {
         self.go_to(side)?;
-        log(format!("flow `{}` moved to the {} as requested", self.head.name, side.name()));
+        let (name, side) = (&self.head.name, side.name());
+        let waits_for = self.program.as_ref().and_then(FrameProgram::waits_for);
+        log(match waits_for {
+            Some(names) => {
+                format!("flow `{name}` goes to the {side} as requested when {names} is what it was")
+            }
+            None => format!("flow `{name}` moved to the {side} as requested"),
+        });
         Ok(())
     }
 

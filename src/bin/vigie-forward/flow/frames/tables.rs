@@ -218,6 +218,7 @@ mod tests {
             is_up,
             is_pair: false,
             is_headerless: false,
+            is_without_tcx: false,
             vlan_of: None,
         })
     }
