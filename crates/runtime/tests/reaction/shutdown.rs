@@ -60,7 +60,9 @@ fn closures_are_named() {
             let ended = runtime.shutdown_timeout(Duration::from_millis(20));
             let error = ended.expect_err("they block");
             let lines: Vec<_> = error.closures.iter().map(|site| site.line()).collect();
-            assert_eq!((error.threads, lines), (2, vec![line; 2]), "{error}");
+            assert_eq!(lines, vec![line; 2], "{error}");
+            // On a busy machine other threads may be about to end.
+            assert!(error.threads >= 2, "{error}");
             let named = "; blocking closures spawned at";
             assert!(error.to_string().contains(named), "{error}");
             drop(release);
