@@ -61,7 +61,7 @@ fn metrics_and_health_are_served() {
         "vigie_forward_accepted_total{flow=\"relay\"} 1",
         "vigie_forward_active{flow=\"relay\"} 1",
         &format!(
-            "vigie_forward_target_connections_total{{flow=\"relay\",target=\"{to}\",host=\"\"}} 1"
+            "vigie_forward_target_connections_total{{flow=\"relay\",target=\"{to}\",host=\"\",route=\"\"}} 1"
         ),
         "vigie_forward_draining 0",
     ] {

@@ -77,9 +77,13 @@ fn tls_is_configured_and_renewed() {
     fs::write(&own, "nonsense").expect("a file");
     back.signal(Signal::HUP);
     back.until("the certificate from before stays in use");
+    back.until("SIGHUP: flows: 1 unchanged, 0 ended");
     assert_eq!(ask(by_web), Some(b'w'));
 
     let socket = folder.path(&format!("vigie-forward.{}.sock", back.id()));
+    let (_, shown, _) = run(&folder, &["stats", "--socket", text(&socket)]);
+    assert!(shown.contains("the certificate from before stays in use"), "{shown}");
+    assert!(shown.contains(&format!("tcp://{api} for api.test")), "{shown}");
     assert_eq!(counter(&socket, "back", "tls_clients_alert"), 2);
     assert_eq!(counter(&socket, "back", "tls_clients_ok"), 5);
     let socket = folder.path(&format!("vigie-forward.{}.sock", fronts[0].id()));

@@ -1,6 +1,11 @@
 //! One type for TCP and Unix streams, and one for their listeners.
 
-use std::{io, net::SocketAddr, task::Context, task::Poll, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use rustix::pipe::{SpliceFlags, splice};
 use vigie_detect::{
@@ -46,13 +51,25 @@ impl Connection {
         }
     }
 
-    /// Returns the addresses of both ends, the peer's first, if it is TCP and not reset.
+    /// Returns the addresses of both ends, the peer's first, if it is TCP and not reset. Those of IPv4 are IPv4 also if a dual-stack
+    /// listener has accepted it.
     #[must_use]
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
-            Self::Tcp(stream) => Some((stream.peer_addr().ok()?, stream.local_addr().ok()?)),
+            Self::Tcp(stream) => {
+                Some((unmapped(stream.peer_addr().ok()?), unmapped(stream.local_addr().ok()?)))
+            }
             Self::Unix(_) => None,
         }
+    }
+}
+
+/// Returns the IPv4 address that an IPv6 address stands for, or the address.
+pub(super) fn unmapped(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, address.port()).into(),
+        // With its scope.
+        IpAddr::V6(_) => address,
     }
 }
 

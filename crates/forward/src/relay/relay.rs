@@ -288,7 +288,11 @@ impl RelayHandle {
     #[must_use]
     pub fn targets(&self) -> Vec<TargetStats> {
         let now = self.shared.resources.server.now();
-        self.shared.groups.iter().flat_map(|group| group.targets.stats(now)).collect()
+        let of_group = |(index, group): (usize, &TargetGroup)| {
+            let route = index.checked_sub(1);
+            group.targets.stats(now).into_iter().map(move |target| TargetStats { route, ..target })
+        };
+        self.shared.groups.iter().enumerate().flat_map(of_group).collect()
     }
 
     /// Returns the rules of access in the order in which they are tried, those that deny first.

@@ -116,6 +116,7 @@ impl<A> Target<A> {
         TargetStats {
             target: self.name.clone(),
             host: self.host.clone(),
+            route: None,
             weight: self.weight,
             state,
             active: active.value(),
@@ -150,6 +151,8 @@ pub struct TargetStats {
     pub target: String,
     /// The name of which this is an address.
     pub host: Option<String>,
+    /// The number of the TLS route that it is of, from 0, among those with targets of their own; `None` if it is the relay's.
+    pub route: Option<usize>,
     /// Its weight.
     pub weight: u16,
     /// Whether it is used.

@@ -28,6 +28,7 @@ use vigie_detect::{Instant, Server, net::UdpSocket};
 use super::{
     access::{Access, AccessList, AccessRule, SourcePermit, Sources, access_setters},
     balance::{Balance, Balancer},
+    connection::unmapped,
     counters::{Counter, counters},
     error::listed,
     names, own_listener,
@@ -536,7 +537,7 @@ impl UdpShared {
     fn note_refused(&self, client: SocketAddr, end: ConnectionEnd, error: Option<&io::Error>) {
         let Some(observer) = &self.settings.observer else { return };
         observer.note(&ConnectionRecord {
-            client: Some(client),
+            client: Some(unmapped(client)),
             target: None,
             duration: Duration::ZERO,
             bytes_up: 0,
@@ -550,7 +551,7 @@ impl UdpShared {
     fn note_ended(&self, session: &UdpSession, end: ConnectionEnd) {
         let Some(observer) = &self.settings.observer else { return };
         observer.note(&ConnectionRecord {
-            client: Some(session.client),
+            client: Some(unmapped(session.client)),
             target: Some(&session.used.target.name),
             duration: self.server.now() - session.begin,
             bytes_up: session.bytes_up.value(),

@@ -1,10 +1,13 @@
 //! The PROXY protocol over real sockets.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream};
-use vigie_forward::relay::{ProxyHeader, ProxyParse};
+use vigie_forward::relay::{ProxyHeader, ProxyParse, Relay};
 
 use crate::{Serving, local, run, tcp};
 
@@ -54,6 +57,24 @@ fn a_header_passes_through_two_relays() {
         let mut heard = [0; 5];
         served.read_exact(&mut heard).await?;
         assert_eq!(&heard, b"hello");
+        Ok(())
+    });
+}
+
+/// Goal: a target learns the IPv4 address of a client of a dual-stack listener as one of IPv4. Method: a relay at `[::]`, and a client of IPv4.
+#[test]
+fn clients_of_ipv4_stay_so() {
+    run(async {
+        let listener = TcpListener::bind(local()).await?;
+        let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        let relay = Relay::builder(all).upstream(listener.local_addr()?).send_proxy_header();
+        let relay = Serving::start(relay);
+        let port = relay.endpoint.address().expect("it listens on TCP").port();
+        let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+        let (mut served, _) = listener.accept().await?;
+        let header = header_of(&mut served).await?;
+        let ProxyHeader::Tcp { source, destination } = header else { panic!("{header:?}") };
+        assert_eq!((source, destination), (client.local_addr()?, client.peer_addr()?));
         Ok(())
     });
 }

@@ -155,8 +155,10 @@ pub(crate) trait Running {
         None
     }
 
-    /// Reads files again, such as certificates.
-    fn reload(&self) {}
+    /// Reads files again, such as certificates. Returns what is wrong with them.
+    fn reload(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Moves between host and network interface.
     fn move_to(&mut self, _side: FlowSide) -> Result<(), String> {

@@ -191,7 +191,7 @@ fn prepare_streams(
     let runtime = streams.handle().clone();
     Ok(Box::new(PreparedRelay {
         head,
-        relay: BoundRelay::Streams { relay: bound, has_tls: uses_tls(relay) },
+        relay: BoundRelay::Streams { relay: bound, tls: TlsNames::of(relay) },
         runtime,
         identities,
     }))
@@ -299,7 +299,7 @@ fn prepare_datagrams(
 }
 
 enum BoundRelay {
-    Streams { relay: library::Relay, has_tls: bool },
+    Streams { relay: library::Relay, tls: TlsNames },
     Datagrams(library::UdpRelay),
 }
 
@@ -321,8 +321,8 @@ impl Prepared for PreparedRelay {
         let connections = runtime.clone();
         let spawn = move |connection| connections.spawn::<ConnectionTask>(connection).detach();
         let (handle, serving) = match relay {
-            BoundRelay::Streams { relay, has_tls } => {
-                let handle = AnyRelayHandle::Streams { handle: relay.handle(), has_tls };
+            BoundRelay::Streams { relay, tls } => {
+                let handle = AnyRelayHandle::Streams { handle: relay.handle(), tls };
                 (handle, runtime.spawn(async move { relay.serve(spawn).await.map(|all| all.cut) }))
             }
             BoundRelay::Datagrams(relay) => {
@@ -349,8 +349,23 @@ impl Prepared for PreparedRelay {
     }
 }
 
+/// What a relay's report says of TLS.
+struct TlsNames {
+    is_used: bool,
+    /// The first name of each route with targets of its own.
+    routes: Vec<String>,
+}
+
+impl TlsNames {
+    fn of(relay: &Relay) -> Self {
+        let routes = relay.route.iter().filter(|route| !route.to.is_empty());
+        let routes = routes.map(|route| route.names.first().cloned().unwrap_or_default()).collect();
+        Self { is_used: uses_tls(relay), routes }
+    }
+}
+
 enum AnyRelayHandle {
-    Streams { handle: RelayHandle, has_tls: bool },
+    Streams { handle: RelayHandle, tls: TlsNames },
     Datagrams(UdpRelayHandle),
 }
 
@@ -369,8 +384,8 @@ impl Running for RunningRelay {
         self.handle.report(&self.head)
     }
 
-    fn reload(&self) {
-        self.identities.reload(&self.head.name);
+    fn reload(&self) -> Vec<String> {
+        self.identities.reload(&self.head.name)
     }
 
     fn listener(&self) -> Option<Listener> {
@@ -412,9 +427,13 @@ impl Running for RunningRelay {
 
 impl AnyRelayHandle {
     fn report(&self, head: &FlowReport) -> FlowReport {
+        let routes = match self {
+            Self::Streams { tls, .. } => tls.routes.as_slice(),
+            Self::Datagrams(_) => &[],
+        };
         let (mut report, targets, rules) = match self {
-            Self::Streams { handle, has_tls } => {
-                (of_streams(head, &handle.stats(), *has_tls), handle.targets(), handle.access())
+            Self::Streams { handle, tls } => {
+                (of_streams(head, &handle.stats(), tls.is_used), handle.targets(), handle.access())
             }
             Self::Datagrams(handle) => {
                 (of_datagrams(head, &handle.stats()), handle.targets(), handle.access())
@@ -426,7 +445,11 @@ impl AnyRelayHandle {
             *report.counters.entry(name).or_default() += rule.hits;
         }
         let sentence = sentence(&report);
-        FlowReport { targets: targets.into_iter().map(of_target).collect(), sentence, ..report }
+        FlowReport {
+            targets: targets.into_iter().map(|target| of_target(target, routes)).collect(),
+            sentence,
+            ..report
+        }
     }
 }
 
@@ -490,10 +513,11 @@ fn of_datagrams(head: &FlowReport, stats: &UdpRelayStats) -> FlowReport {
     }
 }
 
-fn of_target(stats: TargetStats) -> TargetReport {
+fn of_target(stats: TargetStats, routes: &[String]) -> TargetReport {
     TargetReport {
         target: stats.target,
         host: stats.host,
+        route: stats.route.and_then(|route| routes.get(route).cloned()),
         weight: stats.weight,
         state: stats.state.to_string(),
         active: stats.active,

@@ -34,23 +34,23 @@ impl Identities {
         Ok(identity)
     }
 
-    /// Reads the files again, and logs what has changed.
-    pub(super) fn reload(&self, flow: &str) {
-        let mut renewed = 0;
+    /// Reads the files again, and logs what has changed. Returns what is wrong with them.
+    pub(super) fn reload(&self, flow: &str) -> Vec<String> {
+        let (mut renewed, mut problems) = (0, Vec::new());
         for identity in &self.0 {
             match identity.reload() {
                 Ok(true) => renewed += 1,
                 Ok(false) => {}
-                Err(error) => {
-                    log(format!(
-                        "flow `{flow}`: {error}; the certificate from before stays in use"
-                    ));
-                }
+                Err(error) => problems.push(format!(
+                    "flow `{flow}`: {error}; the certificate from before stays in use"
+                )),
             }
         }
+        problems.iter().for_each(log);
         if renewed > 0 {
             log(format!("flow `{flow}`: {} renewed", counted(renewed, "certificate")));
         }
+        problems
     }
 }
 

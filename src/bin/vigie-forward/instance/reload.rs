@@ -45,7 +45,7 @@ impl Instance {
             log(format!("SIGHUP: {error}; lines go on to the old file"));
         }
         let Some(file) = &self.source.file else {
-            self.shared.reload_files();
+            self.report_reload(self.shared.reload_files(), 0);
             return log("SIGHUP: there is no file to read again; all goes on");
         };
         // Wrong certificates of flows that go on change nothing; those that begin read theirs.
@@ -72,7 +72,7 @@ impl Instance {
             return self.refuse(vec![error.to_string()], 0);
         }
         self.note_fixed(&config.process);
-        self.shared.reload_files();
+        let mut problems = self.shared.reload_files();
         let deadline = monotonic_now() + config.process.drain.0;
         self.hand_over(&next.ready, deadline).await;
         // New connections wait from here on, until the successors have begun.
@@ -100,7 +100,8 @@ impl Instance {
         }
         let failed_count = failed.len();
         begun.retain(|name| failed.iter().all(|(new, _)| new.flow.name != *name));
-        let (problems, restored) = self.restore_all(failed, &before).await;
+        let (of_flows, restored) = self.restore_all(failed, &before).await;
+        problems.extend(of_flows);
         self.leave_tables();
         let ended = ends.into_iter().filter(|name| !restored.contains(name)).collect();
         log(format!("SIGHUP: {}", ReloadSummary { kept, ended, begun, failed: failed_count }));

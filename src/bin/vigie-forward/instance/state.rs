@@ -160,10 +160,8 @@ impl InstanceState {
     }
 
     /// Reads again what the flows that go on have read.
-    pub(super) fn reload_files(&self) {
-        for NamedFlow { flow, .. } in self.flows.borrow().iter() {
-            flow.reload();
-        }
+    pub(super) fn reload_files(&self) -> Vec<String> {
+        self.flows.borrow().iter().flat_map(|named| named.flow.reload()).collect()
     }
 
     /// Returns its listeners, with new descriptors.

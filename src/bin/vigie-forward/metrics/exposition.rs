@@ -215,7 +215,9 @@ impl Families {
 
     fn target(&mut self, flow: &str, of: &TargetReport) {
         let host = of.host.as_deref().unwrap_or_default();
-        let labels = [("flow", flow), ("target", of.target.as_str()), ("host", host)];
+        let route = of.route.as_deref().unwrap_or_default();
+        let labels =
+            [("flow", flow), ("target", of.target.as_str()), ("host", host), ("route", route)];
         let is_used = u64::from(matches!(of.state.as_str(), "available" | "on trial"));
         self.gauge(
             "target_available",

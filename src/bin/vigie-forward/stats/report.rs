@@ -125,6 +125,9 @@ pub(crate) struct TargetReport {
     /// The name of which it is an address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<String>,
+    /// The first name of the TLS route that it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) route: Option<String>,
     pub(crate) weight: u16,
     /// `available`, `on trial`, `avoided` or `down`.
     pub(crate) state: String,

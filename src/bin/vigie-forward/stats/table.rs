@@ -119,11 +119,12 @@ fn write_targets(text: &mut String, targets: &[TargetReport]) -> Result<(), std:
         ["  target", "state", "weight", "active", "connections", "failures", "checks failed"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     for one in targets {
-        let TargetReport { target, host, weight, state, .. } = one;
+        let TargetReport { target, host, route, weight, state, .. } = one;
         let TargetReport { active, connections, failures, checks_failed, .. } = one;
         let numbers = [u64::from(*weight), *active, *connections, *failures, *checks_failed];
         let host = host.as_ref().map_or_else(String::new, |host| format!(" ({host})"));
-        let texts = [format!("  {target}{host}"), state.clone()];
+        let route = route.as_ref().map_or_else(String::new, |route| format!(" for {route}"));
+        let texts = [format!("  {target}{host}{route}"), state.clone()];
         rows.push(texts.into_iter().chain(numbers.map(|number| number.to_string())).collect());
     }
     write_aligned(text, &rows, 2)

@@ -86,11 +86,15 @@ fn relay() -> FlowReport {
         failures: 4,
         checks_failed: 6,
         host: None,
+        route: None,
     };
     relay.targets = vec![target("tcp://192.0.2.1:80", "available"), target("unix:/x", "down")];
     relay
         .targets
         .push(TargetReport { host: Some("web.test".to_owned()), ..target("unix:/x", "avoided") });
+    relay
+        .targets
+        .push(TargetReport { route: Some("api.test".to_owned()), ..target("unix:/x", "down") });
     relay
 }
 
@@ -141,12 +145,15 @@ fn every_counter_is_a_sample() {
         ("vigie_forward_translations_percent_full{flow=\"router\"}", 17.0),
         ("vigie_forward_translations_refused_total{flow=\"router\"}", 18.0),
         (
-            "vigie_forward_target_available{flow=\"web\",target=\"tcp://192.0.2.1:80\",host=\"\"}",
+            "vigie_forward_target_available{flow=\"web\",target=\"tcp://192.0.2.1:80\",host=\"\",route=\"\"}",
             1.0,
         ),
-        ("vigie_forward_target_available{flow=\"web\",target=\"unix:/x\",host=\"\"}", 0.0),
         (
-            "vigie_forward_target_failures_total{flow=\"web\",target=\"unix:/x\",host=\"web.test\"}",
+            "vigie_forward_target_available{flow=\"web\",target=\"unix:/x\",host=\"\",route=\"\"}",
+            0.0,
+        ),
+        (
+            "vigie_forward_target_failures_total{flow=\"web\",target=\"unix:/x\",host=\"web.test\",route=\"\"}",
             4.0,
         ),
         (
