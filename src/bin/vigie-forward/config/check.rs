@@ -103,6 +103,12 @@ fn no_folder(key: &str, path: &Path, example: &str, found: &mut Findings<'_>) {
             ),
         );
     }
+    let is_empty = path.as_os_str().is_empty();
+    found.check(
+        !is_empty,
+        &[key],
+        format!("`{key}` is empty: give the path of a file, as in {example}"),
+    );
 }
 
 /// Checks that no connection comes back to the relay that accepted it, as far as the addresses tell: by a target that is the
@@ -444,7 +450,7 @@ fn known_targets(relay: &Relay, found: &mut Findings<'_>) {
         found.check(
             timeout <= every || every.0 < CHECK_EVERY_MIN,
             &["check.timeout", "check.every"],
-            format!("`timeout` of `check`, {timeout}, must be at most `every`, {every}"),
+            format!("`timeout` of `check`, {timeout} (1s if it is not given), must be at most `every`, {every}"),
         );
         for (key, name, count) in [("check.rise", "rise", rise), ("check.fall", "fall", fall)] {
             found.check(*count > 0, &[key], format!("`{name}` of `check` must be at least 1"));

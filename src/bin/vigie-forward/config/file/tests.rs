@@ -335,6 +335,8 @@ fn what_cannot_be_is_refused() {
             format!("[process]\nlog_file = '/var'\n{relay}log = 'each'\n"),
             &["`log_file` is /var", "folder", "/var/forward.log"],
         ),
+        (nat.replace("path = 'af-xdp'", "state = ''"), &["line 4", "`state` is empty"]),
+        (format!("{relay}check = {{ every = '300ms' }}\n"), &["line 4", "1s if it is not given"]),
         (format!("{relay}allow = []\n"), &["line 4", "`allow` is empty", "10.0.0.0/8"]),
     ] {
         assert_refused(&text, words);
