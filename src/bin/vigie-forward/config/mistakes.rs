@@ -172,8 +172,8 @@ impl fmt::Display for Located {
 pub(crate) struct Mistakes(Vec<Located>);
 
 impl Mistakes {
-    /// Adds what is wrong with the first of these keys because of the others; unless one of them is wrong by itself, so that this may be a
-    /// mere consequence, or something was said of the same value.
+    /// Adds a mistake at the first of `keys`. Says nothing if one of them is wrong by itself, since the mistake may follow from that, or if something
+    /// was said of the same value.
     pub(crate) fn add(&mut self, origin: &Origin, keys: &[&str], problem: impl AsRef<str>) {
         if self.is_full() || keys.iter().any(|key| origin.is_wrong(key)) {
             return;
