@@ -197,7 +197,7 @@ fn ranks_meet() {
 }
 
 /// Goal: a launcher says at once that no rendezvous answers, says when one does, and names the address when it ends without. Method: a
-/// port at which nobody listens, and at which this test then acts as a rendezvous, or does not.
+/// port at which nobody listens; in one case the test then answers there as a rendezvous.
 #[test]
 fn nothing_answers() {
     for answers in [false, true] {

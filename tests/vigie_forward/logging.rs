@@ -83,7 +83,7 @@ fn with_each_end(folder: &Folder, sink: &UdpSocket) -> Instance {
             ("messages", any, echo, "framed = 'u32-be'\nmessage_max = 8"),
             ("session", "udp://127.0.0.1:0", datagrams.clone(), "idle = '1s'"),
             ("refused", "udp://127.0.0.1:0", datagrams, "deny = '127.0.0.0/8'"),
-            // The kernel sends nobody there who has not asked for it.
+            // The kernel refuses to send to a broadcast address without SO_BROADCAST.
             ("nowhere", "udp://127.0.0.1:0", "udp://255.255.255.255:9".to_owned(), ""),
         ],
     );

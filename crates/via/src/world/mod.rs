@@ -263,8 +263,8 @@ impl World {
     ///
     /// # Errors
     /// [`WorldError::TimedOut`], which names the missing ranks in a [local](fn@local) world, and elsewhere those that this rank has
-    /// heard from: only the launcher knows who is missing. `vigie-run` says it when a rank ends badly inside a barrier. Those of
-    /// [`WorldError`] that a launcher can cause.
+    /// heard from, since only the launcher knows which are missing; `vigie-run` names them when a rank ends badly inside a barrier. Also the errors
+    /// of [`WorldError`] that a launcher can cause.
     pub async fn barrier(&self, deadline: Instant) -> Result<(), WorldError> {
         self.bootstrap.barrier(deadline).await
     }
