@@ -8,10 +8,10 @@ mod namespace;
 use std::{env, io::Read, net::UdpSocket, time::Duration};
 
 use vigie_forward::bpf::{
-    Assembler, Atomic, AttachError, AttachMode, Attachment, BpfMap, Condition, Fault, Generator,
-    Helper, Interpreter, KernelMap, LoadError, LoadedProgram, MapError, MapKind, MapSpec,
-    Operation, PacketBuffer, Program, ProgramKind, Register::*, RunContext, Size, TCX_DROP,
-    UpdateMode, UserMap, XDP_DROP, XDP_PASS, constant_program,
+    Assembler, Atomic, AttachError, AttachMode, Attachment, BpfMap, ChecksumState, Condition,
+    Fault, Generator, Helper, Interpreter, KernelMap, LoadError, LoadedProgram, MapError, MapKind,
+    MapSpec, Operation, PacketBuffer, Program, ProgramKind, Register::*, RunContext, Size,
+    TCX_DROP, UpdateMode, UserMap, XDP_DROP, XDP_PASS, constant_program,
 };
 
 use crate::{
@@ -50,6 +50,32 @@ fn an_added_header_moves_the_packet() {
     assert_eq!(run(15_602, true).expect("no fault").action, 0x45);
     assert_eq!(run(15_603, true).expect("no fault").action.cast_signed(), TCX_DROP);
     assert!(matches!(run(100, false), Err(Fault::Memory { is_write: false, .. })));
+}
+
+/// Goal: the kernel's packet is read where the kernel says that it keeps the state of a checksum. Method: a program at tcx returns it; a packet of a test
+/// run has none, and where the kernel does not describe its types, the program is told that the kernel mends checksums.
+#[test]
+fn the_state_of_a_checksum_is_read() {
+    let mut a = Assembler::new("state", ProgramKind::Tcx);
+    a.checksum_state().exit();
+    let program = a.finish().expect("a program");
+    for state in [
+        ChecksumState::None,
+        ChecksumState::Unnecessary,
+        ChecksumState::Complete,
+        ChecksumState::Partial,
+    ] {
+        let mut packet = PacketBuffer::new(&[0; 60]).checksum(state);
+        let outcome = Interpreter::new(&program).run(&RunContext::on(1), &mut packet, &mut []);
+        assert_eq!(outcome.expect("no fault").action.cast_signed(), state.number());
+    }
+    inside("the_state_of_a_checksum_is_read", move || {
+        let is_described = std::path::Path::new("/sys/kernel/btf/vmlinux").exists();
+        let expected = if is_described { ChecksumState::None } else { ChecksumState::Complete };
+        let loaded = LoadedProgram::load(&program).expect("loaded");
+        let run = loaded.test_run(&[0; 60], 0, 1).expect("a run");
+        assert_eq!(run.action.cast_signed(), expected.number());
+    });
 }
 
 /// A program that counts in a per-CPU array, and then returns `action`.

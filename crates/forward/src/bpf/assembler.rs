@@ -213,6 +213,11 @@ impl Assembler {
         self.push(Insn::Call(helper))
     }
 
+    /// Appends R0 = the [`ChecksumState`](Insn::ChecksumState) of the packet whose context is in R1.
+    pub fn checksum_state(&mut self) -> &mut Self {
+        self.push(Insn::ChecksumState)
+    }
+
     /// Appends the exit of the program.
     pub fn exit(&mut self) -> &mut Self {
         self.push(Insn::Exit)

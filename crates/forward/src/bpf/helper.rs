@@ -38,6 +38,8 @@ numbered! {
         AdjustHead = 44,
         /// `(map, key, flags) -> action`, for XDP: as [`Redirect`](Self::Redirect), to an entry of a map.
         RedirectMap = 51,
+        /// `() -> ticks` of the kernel's clock, 100 to 1000 a second. Compiled into the program, without a call.
+        Ticks = 118,
         /// `() -> nanoseconds`, as of the last tick of the kernel: coarser and cheaper.
         MonotonicTimeCoarse = 160,
         /// `(packet) -> bytes`, for XDP: the length of the frame.

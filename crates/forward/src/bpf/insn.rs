@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{helper::Helper, program::ProgramError};
+use super::{helper::Helper, kernel_types::ChecksumField, program::ProgramError};
 
 numbered! {
     /// A register. R0 holds the result of a call or of the program, R1 to R5 are arguments and are clobbered by a call,
@@ -152,6 +152,33 @@ numbered! {
     }
 }
 
+/// What the kernel knows of the checksum of a packet's transport (`CHECKSUM_...` in `include/linux/skbuff.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the field has two bits")]
+pub enum ChecksumState {
+    /// Nothing.
+    None,
+    /// It is right.
+    Unnecessary,
+    /// The sum over the packet from its network header on, which a network card has computed.
+    Complete,
+    /// It is left to the network card: there stands the sum over addresses, protocol and length alone.
+    Partial,
+}
+
+impl ChecksumState {
+    /// Returns the kernel's number.
+    #[must_use]
+    pub const fn number(self) -> i32 {
+        match self {
+            Self::None => 0,
+            Self::Unnecessary => 1,
+            Self::Complete => 2,
+            Self::Partial => 3,
+        }
+    }
+}
+
 /// A register or a constant that is sign-extended to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the machine has no more")]
@@ -265,6 +292,9 @@ pub enum Insn {
     },
     /// Calls a kernel function with R1 to R5; the result is in R0.
     Call(Helper),
+    /// R0 = the number of the [`ChecksumState`] of the packet whose context is in R1, at tcx; R1 to R5 are clobbered. In four words. Where the
+    /// kernel does not describe its types: [`Complete`](ChecksumState::Complete), with which a program leaves checksums to the kernel.
+    ChecksumState,
     /// Ends the program and returns R0.
     Exit,
 }
@@ -280,6 +310,8 @@ struct Parts {
 }
 
 const MAP: u8 = 1;
+/// In a call, that it is one of a function of the kernel by its number in BTF.
+const KERNEL_FUNCTION: u8 = 2;
 
 impl Parts {
     const fn word(self) -> u64 {
@@ -309,14 +341,40 @@ const fn halves(value: u64) -> (i32, i32) {
 }
 
 impl Insn {
-    /// Returns the number of words it takes: 1 or 2.
+    /// Returns the number of words it takes: 1, 2 or 4.
     #[must_use]
     pub const fn words(self) -> usize {
-        if matches!(self, Self::Constant { .. } | Self::Map { .. }) { 2 } else { 1 }
+        match self {
+            Self::ChecksumState => 4,
+            Self::Constant { .. } | Self::Map { .. } => 2,
+            _ => 1,
+        }
+    }
+
+    /// Returns the words of [`ChecksumState`](Self::ChecksumState).
+    pub(super) fn checksum_words(field: Option<ChecksumField>) -> [u64; 4] {
+        let r0 = Register::R0;
+        let arithmetic = |operation, constant: i32| {
+            let by = Operand::Constant(constant);
+            Self::Arithmetic { width: Width::W64, operation, to: r0, by }.encode(|_| 0)[0]
+        };
+        let Some(ChecksumField { cast, offset, bit }) = field else {
+            let unknown = ChecksumState::Complete.number();
+            let stays = arithmetic(Operation::Or, 0);
+            return [arithmetic(Operation::Move, unknown), stays, stays, stays];
+        };
+        let call = Parts { code: 0x85, to: 0, from: KERNEL_FUNCTION, offset: 0, constant: cast };
+        let load = Self::Load { size: Size::Byte, to: r0, from: r0, offset };
+        [
+            call.word(),
+            load.encode(|_| 0)[0],
+            arithmetic(Operation::ShiftRight, bit),
+            arithmetic(Operation::And, 3),
+        ]
     }
 
     /// Returns its words; the second is valid only if [`words`](Self::words) is 2. `map` returns the descriptor of a
-    /// map by its index.
+    /// map by its index. Not for [`ChecksumState`](Self::ChecksumState), whose words depend on the kernel.
     pub(super) fn encode(self, map: impl Fn(u32) -> i32) -> [u64; 2] {
         let one = |code, to: Register, from: u8, offset, constant| {
             [Parts { code, to: to.index(), from, offset, constant }.word(), 0]
@@ -360,6 +418,7 @@ impl Insn {
             }
             Self::Call(helper) => one(0x85, Register::R0, 0, 0, helper.number()),
             Self::Exit => one(0x95, Register::R0, 0, 0, 0),
+            Self::ChecksumState => [0; 2],
         }
     }
 

@@ -10,6 +10,7 @@ use vigie_via::link::Capability;
 
 use super::{
     kernel_map::KernelMap,
+    kernel_types::ChecksumField,
     map::{BpfMap, MapSpec},
     privilege::{self, PrivilegeError},
     program::{Program, ProgramKind},
@@ -124,9 +125,14 @@ impl LoadedProgram {
             map.map_or(-1, KernelMap::number)
         };
 
-        let words = program.words(number);
+        let words = program.words(number, ChecksumField::of_kernel());
         let kind = program.kind();
-        let descriptor = sys::load(kind, program.name(), &words, None).or_else(|first| {
+        let loaded = sys::load(kind, program.name(), &words, None).or_else(|error| {
+            let plain = program.words(number, None);
+            // A kernel that does not let programs see what it describes.
+            if plain == words { Err(error) } else { sys::load(kind, program.name(), &plain, None) }
+        });
+        let descriptor = loaded.or_else(|first| {
             let is_refused = first.kind() == io::ErrorKind::Unsupported;
             if is_refused || first.raw_os_error() == Some(libc::EPERM) {
                 let what = "loading a BPF program";

@@ -30,6 +30,7 @@ mod helper;
 mod insn;
 mod interpreter;
 mod kernel_map;
+mod kernel_types;
 mod loaded;
 mod map;
 mod privilege;
@@ -45,7 +46,7 @@ pub use self::{
     attachment::Attachment,
     generator::{BURST_MIN, Generator},
     helper::Helper,
-    insn::{Atomic, Condition, Insn, Operand, Operation, Register, Size, Width},
+    insn::{Atomic, ChecksumState, Condition, Insn, Operand, Operation, Register, Size, Width},
     interpreter::{
         Fault, INSTRUCTIONS_MAX, Interpreter, Outcome, PacketBuffer, Redirect, RunContext,
     },

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{insn::Insn, map::MapSpec};
+use super::{insn::Insn, kernel_types::ChecksumField, map::MapSpec};
 
 /// The place at which a program runs; this determines its input and the helpers it may call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -191,12 +191,19 @@ impl Program {
         &self.maps
     }
 
-    /// Returns its words, with the descriptors of its maps.
-    pub(super) fn words(&self, map: impl Fn(u32) -> i32) -> Vec<u64> {
-        let words = self.insns.iter().flat_map(|insn| {
-            let words = insn.encode(&map);
-            words.into_iter().take(insn.words())
-        });
-        words.collect()
+    /// Returns its words, with the descriptors of its maps, and with the place of a packet's checksum state in the kernel.
+    pub(super) fn words(
+        &self,
+        map: impl Fn(u32) -> i32,
+        checksum: Option<ChecksumField>,
+    ) -> Vec<u64> {
+        let mut words = Vec::with_capacity(self.insns.len());
+        for insn in &self.insns {
+            match insn {
+                Insn::ChecksumState => words.extend(Insn::checksum_words(checksum)),
+                insn => words.extend(insn.encode(&map).into_iter().take(insn.words())),
+            }
+        }
+        words
     }
 }

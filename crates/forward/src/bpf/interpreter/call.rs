@@ -3,10 +3,13 @@
 use super::{Fault, Redirect, Run, extended, folded, lower};
 use crate::bpf::{
     helper::Helper,
+    insn::ChecksumState,
     map::{BpfMap, MapError, MapKind, UpdateMode},
     program::ProgramKind,
 };
 
+/// As with the usual 250 ticks a second.
+const TICK_NS: u64 = 4_000_000;
 const XDP_ABORTED: u64 = 0;
 const XDP_REDIRECT: u64 = 4;
 const TC_REDIRECT: u64 = 7;
@@ -38,6 +41,7 @@ impl Run<'_> {
             Helper::MapLookup => self.look_up(at, a, b)?,
             Helper::MapUpdate => self.update(at, [a, b, c, d])?,
             Helper::MapDelete => self.delete(at, a, b)?,
+            Helper::Ticks => self.run_context.time_ns / TICK_NS,
             Helper::MonotonicTime | Helper::MonotonicTimeCoarse => self.run_context.time_ns,
             Helper::Processor => u64::from(self.run_context.processor),
             Helper::ReplaceTransportChecksum if !is_xdp => {
@@ -58,8 +62,9 @@ impl Run<'_> {
                 if has { 0 } else { extended(-12) }
             }
             Helper::UpdateCompleteChecksum if !is_xdp => {
-                self.sum_change += u64::from(lower(b));
-                0
+                let has_sum = self.memory.packet.checksum == ChecksumState::Complete;
+                self.sum_change += if has_sum { u64::from(lower(b)) } else { 0 };
+                if has_sum { 0 } else { extended(-524) }
             }
             Helper::ChangeHead if !is_xdp => {
                 let bytes = i64::from(lower(b));
@@ -81,7 +86,7 @@ impl Run<'_> {
         Ok(result)
     }
 
-    /// Frames in this process have whole checksums. Only differences are known.
+    /// Only differences are known.
     fn replace_transport_checksum(&mut self, offset: u64, from: u64, to: u64, flags: u64) -> u64 {
         let known = flags & !(MARK_MANGLED_0 | MARK_ENFORCED | PSEUDO_HEADER) == 0;
         if !known || from != 0 || offset > 0xffff || !offset.is_multiple_of(2) {
@@ -96,12 +101,17 @@ impl Run<'_> {
         if flags & MARK_MANGLED_0 != 0 && flags & MARK_ENFORCED == 0 && old == 0 {
             return 0;
         }
-        let mut new = !folded(u64::from(lower(to)) + u64::from(!old));
+        let to = u64::from(lower(to));
+        let mut new = match packet.checksum {
+            ChecksumState::Partial if flags & PSEUDO_HEADER == 0 => return 0,
+            ChecksumState::Partial => folded(to + u64::from(old)),
+            _ => !folded(to + u64::from(!old)),
+        };
         if flags & MARK_MANGLED_0 != 0 && new == 0 {
             new = 0xffff;
         }
         *place = new.to_ne_bytes();
-        if flags & PSEUDO_HEADER != 0 {
+        if flags & PSEUDO_HEADER != 0 && packet.checksum == ChecksumState::Complete {
             // As if another checksum made up for the addresses, as in IPv4.
             self.sum_change += u64::from(!lower(to));
         }

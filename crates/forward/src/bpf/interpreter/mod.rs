@@ -155,7 +155,7 @@ pub enum Fault {
 #[derive(Clone, Debug)]
 pub struct Interpreter {
     kind: ProgramKind,
-    /// Indexed by word; the second word of a long instruction is an exit that no jump reaches.
+    /// Indexed by word; the further words of a long instruction are exits that no jump reaches.
     words: Vec<Insn>,
     limit: u64,
 }
@@ -185,9 +185,7 @@ impl Interpreter {
         let mut words = Vec::with_capacity(program.insns().len());
         for insn in program.insns() {
             words.push(*insn);
-            if insn.words() == 2 {
-                words.push(Insn::Exit);
-            }
+            words.extend((1..insn.words()).map(|_| Insn::Exit));
         }
         Self { kind: program.kind(), words, limit: INSTRUCTIONS_MAX }
     }
@@ -333,6 +331,10 @@ impl Run<'_> {
             Insn::Call(helper) => {
                 let result = self.call(at, helper)?;
                 self.registers[0] = result;
+            }
+            Insn::ChecksumState => {
+                let state = extended(self.memory.packet.checksum.number());
+                self.set(at, Register::R0, state)?;
             }
             Insn::Exit => return Ok(Next::End),
         }

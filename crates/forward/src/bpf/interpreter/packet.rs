@@ -1,5 +1,7 @@
 //! The packet of a run.
 
+use crate::bpf::insn::ChecksumState;
+
 /// Room before a frame, as the kernel leaves it for XDP.
 const HEADROOM: usize = 256;
 /// A frame is never shorter.
@@ -11,6 +13,7 @@ pub struct PacketBuffer {
     pub(super) bytes: Vec<u8>,
     pub(super) start: usize,
     pub(super) end: usize,
+    pub(super) checksum: ChecksumState,
 }
 
 impl PacketBuffer {
@@ -19,7 +22,14 @@ impl PacketBuffer {
     pub fn new(frame: &[u8]) -> Self {
         let mut bytes = vec![0; HEADROOM];
         bytes.extend_from_slice(frame);
-        Self { end: bytes.len(), bytes, start: HEADROOM }
+        Self { end: bytes.len(), bytes, start: HEADROOM, checksum: ChecksumState::Complete }
+    }
+
+    /// Sets what the kernel knows of the checksum of the transport. Default: [`ChecksumState::Complete`].
+    #[must_use]
+    pub const fn checksum(mut self, state: ChecksumState) -> Self {
+        self.checksum = state;
+        self
     }
 
     /// Replaces the frame, reusing the memory.
