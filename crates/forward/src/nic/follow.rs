@@ -11,9 +11,9 @@ use vigie_detect::Instant;
 use vigie_via::link::MacAddress;
 
 use super::layout::{
-    self, HANDING_OVER_AT, Layout, TCP_SEEN_AT, USED_AT, flow_key, flow_value, group_route_value,
-    group_value, interface_value, neighbour_key, neighbour_value, port_key, route_key, route_value,
-    version,
+    self, FLOWS, HANDING_OVER_AT, Layout, ROUTES, TCP_SEEN_AT, USED_AT, flow_key, flow_value,
+    group_route_value, group_value, interface_value, neighbour_key, neighbour_value, port_key,
+    route_key, route_value, version,
 };
 use crate::{
     bpf::{BpfMap, MapError, UpdateMode},
@@ -58,6 +58,9 @@ impl FollowError {
         }
     }
 }
+
+/// So much do generations differ that one which is half written is none of the earlier ones.
+const GENERATION_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A router: its index among the hops, and the number of routes and groups through it.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +121,8 @@ pub(super) struct Follower {
     takes_asked: bool,
     /// The place at which the search for flows in use continues.
     refreshed_to: Option<NatTuple>,
+    /// Whether entries that programs may have noted have changed, of routes and of flows.
+    are_changed: [bool; 2],
 }
 
 impl Follower {
@@ -137,6 +142,7 @@ impl Follower {
             translations: BTreeMap::new(),
             takes_asked,
             refreshed_to: None,
+            are_changed: [true; 2],
         };
         for stage in stages {
             match stage.offload() {
@@ -172,7 +178,10 @@ impl Follower {
 
     /// Applies all pending changes. Returns how many. After an error, the next call copies the tables anew.
     pub(super) fn follow<T: BpfMap>(&mut self, maps: &mut [T]) -> Result<usize, FollowError> {
-        let followed = MapWriter { follower: self, maps }.take_over();
+        let mut writer = MapWriter { follower: self, maps };
+        let taken = writer.take_over();
+        let ended = writer.end_generations();
+        let followed = taken.and_then(|count| ended.map(|()| count));
         if followed.is_err() {
             if let Some((fib, feed)) = &mut self.fib {
                 *feed = fib.follow();
@@ -300,6 +309,12 @@ impl<T: BpfMap> MapWriter<'_, T> {
         key: &[u8],
         value: Option<&[u8]>,
     ) -> Result<(), FollowError> {
+        let layout = &self.follower.layout;
+        let is_flow = layout.needs.nat && layout.flows.contains(&map);
+        // No program has noted a flow that is new.
+        if !is_flow || value.is_none() {
+            self.follower.are_changed[usize::from(is_flow)] = true;
+        }
         let map = &mut self.maps[map];
         let done = match value {
             Some(value) => map.put(key, value, UpdateMode::Any),
@@ -309,6 +324,25 @@ impl<T: BpfMap> MapWriter<'_, T> {
             Err(MapError::Missing) if value.is_none() => Ok(()),
             done => done.map_err(|error| FollowError::of(table, error)),
         }
+    }
+
+    /// Has the programs forget what they have noted of tables that have changed. All that was written before must be seen before this.
+    fn end_generations(&mut self) -> Result<(), FollowError> {
+        let needs = self.follower.layout.needs;
+        let generations = &mut self.maps[self.follower.layout.generations];
+        let failed = |source| FollowError::of("generations", source);
+        for (index, is_used) in [(ROUTES, needs.routes), (FLOWS, needs.nat)] {
+            let is_changed = &mut self.follower.are_changed[usize::from(index == FLOWS)];
+            if is_used && *is_changed {
+                let key = index.to_ne_bytes();
+                let before = generations.value(&key).map_err(failed)?;
+                let before = before.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+                let next = before.wrapping_add(GENERATION_STEP).to_ne_bytes();
+                generations.put(&key, &next, UpdateMode::Any).map_err(failed)?;
+                *is_changed = false;
+            }
+        }
+        Ok(())
     }
 
     fn all_routes(&mut self, all: &FibSnapshot) -> Result<(), FollowError> {

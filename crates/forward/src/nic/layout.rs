@@ -78,7 +78,13 @@ pub(super) struct Layout {
     pub(super) hop_traffic: usize,
     pub(super) routes: [usize; 2],
     pub(super) neighbours: [usize; 2],
+    /// What single routes to recent destinations led to.
+    pub(super) recent: [usize; 2],
+    /// The generations of routes and of flows: numbers that change when an entry changes or goes.
+    pub(super) generations: usize,
     pub(super) flows: [usize; 2],
+    /// Translations of recent packets of other protocols than TCP.
+    pub(super) recent_flows: [usize; 2],
     pub(super) meters: usize,
     /// The first of the maps with two interfaces each, one map for every port: the port, and the one for copies.
     pub(super) pairs: usize,
@@ -116,6 +122,24 @@ pub(super) const FLOW_KEY_BYTES: [u32; 2] = [16, 40];
 pub(super) const TCP_SEEN_AT: [i16; 2] = [24, 48];
 /// The offset of these bytes in a TCP header.
 pub(super) const TCP_SEEN_FROM: i16 = 8;
+/// The indices of generations.
+pub(super) const ROUTES: u32 = 0;
+pub(super) const FLOWS: u32 = 1;
+/// Entries for recent packets, on each processor.
+pub(super) const RECENT_SLOTS: u32 = 1 << 10;
+/// Of a recent destination, the offsets of port, MTU, the Ethernet addresses of its next hop and of the interface, and its address.
+pub(super) const RECENT_PORT: i16 = 8;
+pub(super) const RECENT_MTU: i16 = 12;
+pub(super) const RECENT_HOP: i16 = 16;
+pub(super) const RECENT_MAC: i16 = 24;
+pub(super) const RECENT_ADDRESS: i16 = 32;
+const RECENT_BYTES: [u32; 2] = [40, 48];
+/// Of a recent packet's translation, the offsets of the tick at which it was noted, of what it becomes and of its key.
+pub(super) const RECENT_TICK: i16 = 8;
+pub(super) const RECENT_BECOMES: i16 = 16;
+pub(super) const RECENT_KEY: [i16; 2] = [32, 56];
+/// Then it is looked up again, so that the flow's time is 64 to 640 ms old at most.
+pub(super) const RECENT_TICKS_MAX: i32 = 64;
 pub(super) const FLOW_VALUE_BYTES: [u32; 2] = [32, 56];
 
 impl Layout {
@@ -127,6 +151,10 @@ impl Layout {
             ProgramKind::Xdp => MapSpec::devices(ports),
             _ => MapSpec::array(4, ports),
         });
+
+        if needs.routes || needs.nat {
+            this.generations = this.add(MapSpec::array(8, 2));
+        }
 
         if needs.routes {
             this.interfaces = this.add(MapSpec::array(16, ports));
@@ -140,6 +168,8 @@ impl Layout {
                 this.routes[version] = this.add(routes);
                 let neighbours = MapSpec::hash(4 + bytes, NEIGHBOUR_VALUE_BYTES, sizes.neighbours);
                 this.neighbours[version] = this.add(neighbours);
+                let bytes = RECENT_BYTES[version];
+                this.recent[version] = this.add(MapSpec::per_cpu_array(bytes, RECENT_SLOTS));
             }
         }
 
@@ -147,6 +177,8 @@ impl Layout {
             for version in 0..2 {
                 let (key, value) = (FLOW_KEY_BYTES[version], FLOW_VALUE_BYTES[version]);
                 this.flows[version] = this.add(MapSpec::hash(key, value, sizes.flows * 2));
+                let bytes = u32::from(RECENT_KEY[version].unsigned_abs()) + key;
+                this.recent_flows[version] = this.add(MapSpec::per_cpu_array(bytes, RECENT_SLOTS));
             }
         }
 

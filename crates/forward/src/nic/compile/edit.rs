@@ -4,10 +4,10 @@
 //! are swapped.
 
 use super::emitter::{
-    ADDRESSES_ADDED, Emitter, ICMP, NetworkKind, OTHER, PAYLOAD_ADDED, TCP, TRANSPORT, VALUE,
+    ADDRESSES_ADDED, Emitter, ICMP, NetworkKind, OTHER, PAYLOAD_ADDED, TCP, TRANSPORT, UDP, VALUE,
 };
 use crate::bpf::{
-    Condition, Operation,
+    ChecksumState, Condition, Operation,
     Register::{self, R0, R1, R2, R3, R4, R5, R8, R9},
     Size,
 };
@@ -92,6 +92,34 @@ impl Emitter<'_> {
         self.a.bind(end);
     }
 
+    /// Mends the checksum of the transport, whose state is in R0, by what was added to addresses and payload.
+    pub(super) fn mend_transport(&mut self) {
+        let [known, partial, mended, end] = [(); 4].map(|()| self.a.label());
+        self.a.set(R5, R0);
+        self.get(R3, TRANSPORT);
+        self.a.branch(Condition::Equal, R3, OTHER, end);
+        for (transport, offset) in [(TCP, 16), (ICMP, 2), (UDP, 6)] {
+            self.a.set(R4, R9).add(R4, offset).branch(Condition::Equal, R3, transport, known);
+        }
+        self.a.jump(end).bind(known).load(Size::Half, R0, R4, 0);
+        let is_there = self.a.label();
+        // With UDP, 0 means no checksum.
+        self.a.branch(Condition::NotEqual, R3, UDP, is_there);
+        self.a.branch(Condition::Equal, R0, 0, end).bind(is_there);
+        self.get(R1, ADDRESSES_ADDED);
+        let is_partial = ChecksumState::Partial.number();
+        self.a.branch(Condition::Equal, R5, is_partial, partial);
+        self.get(R2, PAYLOAD_ADDED);
+        self.a.add(R1, R2).compute(Operation::Xor, R0, 0xffff).add(R0, R1);
+        self.fold(R0, R2);
+        self.a.compute(Operation::Xor, R0, 0xffff).jump(mended).bind(partial).add(R0, R1);
+        self.fold(R0, R2);
+        let some = self.a.label();
+        self.a.bind(mended).branch(Condition::NotEqual, R3, UDP, some);
+        self.a.branch(Condition::NotEqual, R0, 0, some).set(R0, 0xffff).bind(some);
+        self.a.store(Size::Half, R4, 0, R0).bind(end);
+    }
+
     /// Replaces an IP address at an offset from R8.
     pub(super) fn replace_address(&mut self, kind: NetworkKind, at: i16, new: NewValue<'_>) {
         let words: i16 = if kind == NetworkKind::V4 { 1 } else { 4 };
@@ -115,8 +143,14 @@ impl Emitter<'_> {
             self.a.store(Size::Word, R8, at + word * 4, R2).add(R3, R2);
         }
 
-        self.fold_wide(R1, R2);
-        self.fold_wide(R3, R2);
+        for sum in [R1, R3] {
+            if kind == NetworkKind::V4 {
+                self.fold_once(sum, R2);
+                self.fold_once(sum, R2);
+            } else {
+                self.fold_wide(sum, R2);
+            }
+        }
         if kind == NetworkKind::V4 {
             self.update(R8, 10);
         }

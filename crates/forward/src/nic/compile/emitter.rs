@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     bpf::{
-        Assembler, Condition, Helper, Label, MapId, Operand, Operation, Program, ProgramError,
-        ProgramKind,
+        Assembler, ChecksumState, Condition, Helper, Label, MapId, Operand, Operation, Program,
+        ProgramError, ProgramKind,
         Register::{self, R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10},
         Size, TCX_DROP, TCX_NEXT, XDP_DROP, XDP_PASS, XDP_REDIRECT,
     },
@@ -60,6 +60,9 @@ pub(super) const ADDRESSES_ADDED: i16 = -264;
 pub(super) const PAYLOAD_ADDED: i16 = -272;
 const CHECKSUM_AT: i16 = -280;
 const CHECKSUM_FLAGS: i16 = -288;
+/// The entry of a recent packet's key, and the generation of the tables before they were asked.
+pub(super) const RECENT: i16 = -296;
+pub(super) const GENERATION: i16 = -304;
 /// `BPF_F_PSEUDO_HDR`, `BPF_F_MARK_MANGLED_0`.
 const PSEUDO_HEADER: i32 = 16;
 const MARK_MANGLED_0: i32 = 32;
@@ -154,7 +157,7 @@ pub(super) struct Emitter<'a> {
     up_unread: Label,
     pass: Label,
     send: Label,
-    abort: Label,
+    pub(super) abort: Label,
 }
 
 impl<'a> Emitter<'a> {
@@ -213,8 +216,13 @@ impl<'a> Emitter<'a> {
 
     /// Looks up the key whose first byte is at this offset in [`KEY`]. The value's address is in R0.
     pub(super) fn look_up(&mut self, map: usize) {
+        self.look_up_at(map, KEY);
+    }
+
+    /// As [`look_up`](Self::look_up), with the key in another place of the stack.
+    pub(super) fn look_up_at(&mut self, map: usize, key: i16) {
         let map = self.map(map);
-        self.a.load_map(R1, map).set(R2, R10).add(R2, i32::from(KEY)).call(Helper::MapLookup);
+        self.a.load_map(R1, map).set(R2, R10).add(R2, i32::from(key)).call(Helper::MapLookup);
     }
 
     /// Adds to a counter.
@@ -362,11 +370,8 @@ impl<'a> Emitter<'a> {
 
     /// Ends the part: packets that reach its end are sent.
     pub(super) fn end(&mut self, kind: NetworkKind) {
-        if self.is_tcx() && self.needs.transport && kind.version().is_some() {
-            self.keep_checksum_place();
-        }
-        if self.is_tcx() && kind == NetworkKind::V6 {
-            self.mend_complete_checksum();
+        if self.is_tcx() {
+            self.mend_checksums(kind);
         }
         self.a.jump(self.send);
         if self.needs.saving && kind.version().is_some() {
@@ -375,6 +380,32 @@ impl<'a> Emitter<'a> {
             self.a.jump(self.up_unread);
             self.up = self.up_unread;
         }
+    }
+
+    /// Mends the checksum of the transport, or leaves it to the kernel, which takes a call of some 30 ns, if the kernel has a sum over the packet that must be
+    /// mended too.
+    fn mend_checksums(&mut self, kind: NetworkKind) {
+        let is_v6 = kind == NetworkKind::V6;
+        let is_wanted = self.needs.transport || is_v6 && self.needs.hops != 0;
+        if kind.version().is_none() || !is_wanted {
+            return;
+        }
+        let [by_kernel, end] = [(); 2].map(|()| self.a.label());
+        self.get(R1, CONTEXT);
+        self.a.checksum_state();
+        let complete = ChecksumState::Complete.number();
+        self.a.branch(Condition::Equal, R0, complete, by_kernel);
+        if self.needs.transport {
+            self.mend_transport();
+        }
+        self.a.jump(end).bind(by_kernel);
+        if self.needs.transport {
+            self.keep_checksum_place();
+        }
+        if is_v6 {
+            self.mend_complete_checksum();
+        }
+        self.a.bind(end);
     }
 
     /// Notes where the checksum of the transport is.
@@ -400,9 +431,6 @@ impl<'a> Emitter<'a> {
     /// changed hop limit. With addresses, the checksum of the transport does, but the kernel, when it mends that, takes it for
     /// IPv4's, where two checksums change.
     fn mend_complete_checksum(&mut self) {
-        if !self.needs.transport && self.needs.hops == 0 {
-            return;
-        }
         self.a.set(R2, 0);
         if self.needs.transport {
             self.get(R2, ADDRESSES_ADDED);

@@ -14,6 +14,7 @@ mod emitter;
 mod filter;
 mod headers;
 mod nat;
+mod recent;
 mod route;
 mod simple;
 

@@ -3,8 +3,10 @@
 use super::{
     edit::NewValue,
     emitter::{
-        Emitter, FRAGMENT, ICMP, KEY, NetworkKind, PROTOCOL, TCP, TRANSPORT, UDP, VALUE, WHOLE,
+        Emitter, FRAGMENT, ICMP, KEY, NetworkKind, PROTOCOL, RECENT, TCP, TRANSPORT, UDP, VALUE,
+        WHOLE,
     },
+    recent::{KeyWords, has_recent},
 };
 use crate::{
     bpf::{
@@ -13,13 +15,19 @@ use crate::{
         Size,
     },
     nic::layout::{
-        FLOW_KEY_BYTES, HANDING_OVER_AT, HANDOVER_GAP_NS, TCP_SEEN_AT, TCP_SEEN_FROM, USED_AT,
+        self, FLOW_KEY_BYTES, HANDING_OVER_AT, HANDOVER_GAP_NS, RECENT_BECOMES, RECENT_KEY,
+        RECENT_TICK, RECENT_TICKS_MAX, TCP_SEEN_AT, TCP_SEEN_FROM, USED_AT,
     },
     pipeline::DropReason,
 };
 
 /// FIN, SYN, RST: the host must see what opens and closes a connection.
 const TURNING_POINTS: i32 = 1 | 2 | 4;
+
+/// The key of the packet's flow.
+const fn flow_key(version: usize) -> KeyWords {
+    (R10, KEY, if version == 0 { 4 } else { 10 })
+}
 
 impl Emitter<'_> {
     pub(super) fn nat(&mut self, kind: NetworkKind) {
@@ -29,28 +37,64 @@ impl Emitter<'_> {
         self.get(R0, FRAGMENT);
         self.a.branch(Condition::NotEqual, R0, WHOLE, exception);
         self.put_key(kind, version, exception);
+        let [asked, waits, found] = [(); 3].map(|()| self.a.label());
+        if has_recent() {
+            self.recall_flow(version, asked, found);
+        }
+        self.a.bind(asked);
         self.look_up(self.layout.flows[version]);
         self.a.branch(Condition::Equal, R0, 0, exception);
         self.keep(VALUE, R0);
-        self.wait_for_host(version, exception);
-        let no_tcp = self.a.label();
-        self.get(R2, TRANSPORT);
-        self.a.branch(Condition::NotEqual, R2, TCP, no_tcp);
-        self.copy(Size::Double, (R9, TCP_SEEN_FROM), (R0, TCP_SEEN_AT[version]));
-        self.a.bind(no_tcp);
-        self.translate(kind, version);
-    }
-
-    /// Notes the packet's time; the address of the translation is in R0 and in [`VALUE`]. While the host may have packets of the flow, which
-    /// this one would overtake, it follows them.
-    fn wait_for_host(&mut self, version: usize, exception: Label) {
-        let [waits, taken_over] = [(); 2].map(|()| self.a.label());
-        let (used, handing_over) = (USED_AT[version], HANDING_OVER_AT[version]);
-        self.a.load(Size::Word, R3, R0, handing_over).branch(Condition::NotEqual, R3, 0, waits);
+        self.a.load(Size::Word, R3, R0, HANDING_OVER_AT[version]);
+        self.a.branch(Condition::NotEqual, R3, 0, waits);
         // Seconds count for those that are used.
         self.a.call(self.coarse_time()).set(R1, R0);
         self.get(R0, VALUE);
-        self.a.store(Size::Double, R0, used, R1).jump(taken_over).bind(waits);
+        self.a.store(Size::Double, R0, USED_AT[version], R1);
+        let other = self.a.label();
+        self.get(R2, TRANSPORT);
+        self.a.branch(Condition::NotEqual, R2, TCP, other);
+        self.copy(Size::Double, (R9, TCP_SEEN_FROM), (R0, TCP_SEEN_AT[version]));
+        self.a.jump(found).bind(other);
+        if has_recent() {
+            self.note_flow(version);
+        }
+        self.a.jump(found).bind(waits);
+        self.wait_for_host(version, exception);
+        self.a.bind(found);
+        self.translate(kind, version);
+    }
+
+    /// [`VALUE`] = what the packet becomes, if its flow was noted; `asked` for others, and for TCP, of which the host wants to know each segment.
+    fn recall_flow(&mut self, version: usize, asked: Label, found: Label) {
+        self.get(R1, TRANSPORT);
+        self.a.branch(Condition::Equal, R1, TCP, asked);
+        let entries = (self.layout.recent_flows[version], layout::FLOWS);
+        self.recall(entries, flow_key(version), RECENT_KEY[version], asked);
+        self.a.call(Helper::Ticks);
+        self.get(R2, RECENT);
+        self.a.load(Size::Double, R1, R2, RECENT_TICK).compute(Operation::Subtract, R0, R1);
+        self.a.branch(Condition::Greater, R0, RECENT_TICKS_MAX, asked);
+        self.a.add(R2, i32::from(RECENT_BECOMES));
+        self.keep(VALUE, R2);
+        self.a.jump(found);
+    }
+
+    /// Notes for the flow's next packet what it becomes.
+    fn note_flow(&mut self, version: usize) {
+        self.a.call(Helper::Ticks).set(R3, R0);
+        self.note(flow_key(version), RECENT_KEY[version]);
+        self.get(R0, VALUE);
+        self.a.store(Size::Double, R2, RECENT_TICK, R3);
+        let words = if version == 0 { 3 } else { 9 };
+        self.copy_words(words, (R0, 0), (R2, RECENT_BECOMES));
+    }
+
+    /// Notes the packet's time; the address of the translation is in [`VALUE`]. While the host may have packets of the flow, which
+    /// this one would overtake, it follows them.
+    fn wait_for_host(&mut self, version: usize, exception: Label) {
+        let taken_over = self.a.label();
+        let (used, handing_over) = (USED_AT[version], HANDING_OVER_AT[version]);
         self.a.call(Helper::MonotonicTime).set(R1, R0);
         self.get(R0, VALUE);
         self.a.load(Size::Double, R2, R0, used).load(Size::Word, R3, R0, handing_over);
@@ -88,12 +132,10 @@ impl Emitter<'_> {
         self.a.load(Size::Word, R1, R9, 0).store(Size::Word, R10, ports, R1).bind(done);
         self.get(R1, PROTOCOL);
 
-        // One byte, followed by three zeros, in either byte order.
-        if cfg!(target_endian = "big") {
-            self.a.compute(Operation::ShiftLeft, R1, 24);
-        }
-
-        self.a.store(Size::Word, R10, ports + 4, R1).store(Size::Byte, R10, ports + 5, R3);
+        // A byte each and two zeros, in one piece: a part that is stored later would delay the load of the whole.
+        let (first, second) = if cfg!(target_endian = "big") { (24, 16) } else { (0, 8) };
+        self.a.compute(Operation::ShiftLeft, R1, first).compute(Operation::ShiftLeft, R3, second);
+        self.a.compute(Operation::Or, R1, R3).store(Size::Word, R10, ports + 4, R1);
         debug_assert_eq!(u32::try_from(words * 4 + 8), Ok(FLOW_KEY_BYTES[version]));
     }
 

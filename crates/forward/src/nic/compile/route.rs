@@ -1,8 +1,11 @@
 //! Route: the longest prefix, the interface, the neighbour.
 
-use super::emitter::{
-    CONTEXT, Emitter, FRAGMENT, KEY, LENGTH, NetworkKind, OUT, PACKET_LENGTH, PROTOCOL,
-    SKB_SEGMENT_BYTES, TCP, TRANSPORT, UDP, VALUE, WHOLE, WORK,
+use super::{
+    emitter::{
+        CONTEXT, Emitter, FRAGMENT, KEY, LENGTH, NetworkKind, OUT, PACKET_LENGTH, PROTOCOL,
+        SKB_SEGMENT_BYTES, TCP, TRANSPORT, UDP, VALUE, WHOLE, WORK,
+    },
+    recent::{KeyWords, has_recent},
 };
 use crate::{
     bpf::{
@@ -11,8 +14,9 @@ use crate::{
         Size,
     },
     nic::layout::{
-        ADDRESS_BYTES, BUCKET_PORT_BITS, GROUP, HANDOVER_GAP_NS, HEADERLESS, IS_THERE_AT,
-        NEIGHBOUR_HANDING_OVER_AT, NEIGHBOUR_USED_AT,
+        self, ADDRESS_BYTES, BUCKET_PORT_BITS, GROUP, HANDOVER_GAP_NS, HEADERLESS, IS_THERE_AT,
+        NEIGHBOUR_HANDING_OVER_AT, NEIGHBOUR_USED_AT, RECENT_ADDRESS, RECENT_HOP, RECENT_MAC,
+        RECENT_MTU, RECENT_PORT,
     },
     pipeline::DropReason,
     tables::{BUCKET_BITS, MULTIPLIER},
@@ -25,32 +29,57 @@ const HOP: i16 = WORK[1];
 const MAC: i16 = WORK[2];
 const MTU: i16 = WORK[3];
 
+/// The destination address of a packet.
+const fn destination(kind: NetworkKind) -> KeyWords {
+    if matches!(kind, NetworkKind::V4) { (R8, 16, 1) } else { (R8, 24, 4) }
+}
+
 impl Emitter<'_> {
     pub(super) fn route(&mut self, kind: NetworkKind) {
         let Some(version) = kind.version() else { return self.drop_now(DropReason::NotIp) };
         let no_route = self.drop_label(DropReason::NoRoute);
         let no_neighbour = self.drop_label(DropReason::NoNeighbour);
+        let [single, sent, noted, miss] = [(); 4].map(|()| self.a.label());
+        if has_recent() {
+            let entries = (self.layout.recent[version], layout::ROUTES);
+            self.recall(entries, destination(kind), RECENT_ADDRESS, miss);
+            self.a.load(Size::Word, R1, R0, RECENT_PORT).load(Size::Word, R2, R0, RECENT_MTU);
+            self.keep(PORT, R1);
+            self.keep(MTU, R2);
+            self.a.load(Size::Double, R1, R0, RECENT_MAC).add(R0, i32::from(RECENT_HOP));
+            self.keep(MAC, R1);
+            self.a.jump(noted).bind(miss);
+        }
         let bits = i32::try_from(ADDRESS_BYTES[version] * 8).unwrap_or(0);
         self.a.store(Size::Word, R10, KEY, bits);
         self.put_destination(kind, KEY + 4);
         self.look_up(self.layout.routes[version]);
         self.a.branch(Condition::Equal, R0, 0, no_route);
         self.a.load(Size::Word, R1, R0, 0).load(Size::Word, R2, R0, 4);
-        let [single, sent] = [(); 2].map(|()| self.a.label());
         self.a.branch(Condition::NotEqual, R1, i32::try_from(GROUP).unwrap_or(0), single);
         // All of it twice, so that single hops pay nothing for counting.
         self.choose_hop(kind, no_route);
-        self.send_to_hop((kind, version), no_route, no_neighbour);
+        let hop = self.a.label();
+        self.find_hop((kind, version), hop, no_route, no_neighbour);
+        self.a.bind(hop);
+        self.send_to_hop(kind);
         self.count_hop();
         self.a.jump(sent).bind(single);
-        self.send_to_hop((kind, version), no_route, no_neighbour);
+        self.find_hop((kind, version), noted, no_route, no_neighbour);
+        if has_recent() {
+            self.note_hop(kind);
+        }
+        self.a.bind(noted);
+        self.send_to_hop(kind);
         self.a.bind(sent);
     }
 
-    /// Sends the packet to the port in R1 and the router in R2.
-    fn send_to_hop(
+    /// R0 = the address of the Ethernet address of the next hop: the router in R2, at the port in R1. Jumps to `followed` if its packets have followed
+    /// others to the host until now.
+    fn find_hop(
         &mut self,
         (kind, version): (NetworkKind, usize),
+        followed: Label,
         no_route: Label,
         no_neighbour: Label,
     ) {
@@ -69,7 +98,25 @@ impl Emitter<'_> {
             self.a.branch(Condition::Equal, R3, HEADERLESS, has_hop);
         }
         self.next_hop(kind, version, no_neighbour);
+        if self.config.held_neighbours {
+            self.follow_to_host(followed);
+        }
         self.a.bind(has_hop);
+    }
+
+    /// Notes for the next packet what its destination has led to. R0 stays.
+    fn note_hop(&mut self, kind: NetworkKind) {
+        self.note(destination(kind), RECENT_ADDRESS);
+        for (slot, at) in [(PORT, RECENT_PORT), (MTU, RECENT_MTU)] {
+            self.get(R1, slot);
+            self.a.store(Size::Word, R2, at, R1);
+        }
+        self.copy(Size::Double, (R0, 0), (R2, RECENT_HOP));
+        self.copy(Size::Double, (R10, MAC), (R2, RECENT_MAC));
+    }
+
+    /// Sends the packet to the next hop at R0.
+    fn send_to_hop(&mut self, kind: NetworkKind) {
         self.get(R1, PACKET_LENGTH);
         self.get(R2, MTU);
         let too_long = self.drop_label(DropReason::TooLong);
@@ -180,8 +227,8 @@ impl Emitter<'_> {
 
     /// Copies the destination address to a place on the stack.
     fn put_destination(&mut self, kind: NetworkKind, to: i16) {
-        let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (16, 1) } else { (24, 4) };
-        self.copy_words(words, (R8, from), (R10, to));
+        let (register, from, words) = destination(kind);
+        self.copy_words(words, (register, from), (R10, to));
     }
 
     /// R0 = the address of the next hop's Ethernet address.
@@ -200,18 +247,15 @@ impl Emitter<'_> {
         self.a.store(Size::Word, R10, KEY + bytes, R1);
         self.look_up(self.layout.neighbours[version]);
         self.a.branch(Condition::Equal, R0, 0, no_neighbour).bind(found);
-        if self.config.held_neighbours {
-            self.follow_to_host();
-        }
     }
 
-    /// While the host may still have packets for the neighbour at R0, which this one would overtake, it follows them. (Of a new TCP
-    /// connection the host has one, for whose answer the next one waits.) R0 stays.
-    fn follow_to_host(&mut self) {
+    /// While the host may still have packets for the neighbour at R0, which this one would overtake, it follows them; jumps to `handed_over` if it
+    /// need not. (Of a new TCP connection the host has one, for whose answer the next one waits.) R0 stays.
+    fn follow_to_host(&mut self, handed_over: Label) {
         let exception = self.exception(DropReason::NoNeighbour);
-        let handed_over = self.a.label();
+        let no_others = self.a.label();
         self.a.load(Size::Word, R3, R0, NEIGHBOUR_HANDING_OVER_AT);
-        self.a.branch(Condition::Equal, R3, 0, handed_over);
+        self.a.branch(Condition::Equal, R3, 0, no_others);
         self.get(R1, TRANSPORT);
         self.a.branch(Condition::Equal, R1, TCP, handed_over);
         self.keep(VALUE, R0);
@@ -227,6 +271,7 @@ impl Emitter<'_> {
         // It is the first.
         self.a.branch(Condition::Equal, R2, 0, exception).add(R2, HANDOVER_GAP_NS);
         self.a.branch(Condition::AtMost, R1, R2, exception);
-        self.a.store(Size::Word, R0, NEIGHBOUR_HANDING_OVER_AT, 0).bind(handed_over);
+        self.a.store(Size::Word, R0, NEIGHBOUR_HANDING_OVER_AT, 0).jump(handed_over);
+        self.a.bind(no_others);
     }
 }
