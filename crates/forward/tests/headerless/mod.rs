@@ -16,7 +16,7 @@ use vigie_forward::{
     stages::{RouteStage, Ttl},
     tables::{Fib, Interface, Route},
 };
-use vigie_via::link::{HEADER_BYTES, MacAddress};
+use vigie_via::link::{EtherType, Frame, HEADER_BYTES, Link, MacAddress};
 
 use self::tun::{Headers, Tun, TunPacket};
 use crate::{
@@ -319,4 +319,94 @@ fn decrement(packet: &mut [u8]) {
         let sum = vigie_forward::packet::Sum::ZERO.bytes(&packet[..20]).folded();
         packet[10..12].copy_from_slice(&(!sum).to_be_bytes());
     }
+}
+
+/// Goal: a packet of which the kernel says another version of IP than its first bits do is as malformed to a program as to the host; where it says neither
+/// version, the program leaves it to the kernel, whose sockets of IP the host reads get none. Method: packets of both versions under each protocol, cut to
+/// all short lengths, too.
+#[test]
+fn packets_are_what_the_kernel_says() {
+    inside("headerless::packets_are_what_the_kernel_says", || {
+        run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
+        let (tun, out) = (Tun::with_protocol("t0"), Tun::new("t1", Headers::Without));
+        run("ip link set t0 up; ip link set t1 up");
+        let fib = Fib::default();
+        for port in &PORTS[..2] {
+            fib.set_interface(*port, Some(Interface::headerless(1500)));
+        }
+        for prefix in ["10.2.0.0/16", "fd00::2:0/112"] {
+            fib.set_route(prefix.parse().expect("a prefix"), Some(Route::on_link(Port(1))));
+        }
+        let mut host: Vec<Box<dyn Stage>> =
+            vec![Box::new(Ttl::new()), Box::new(RouteStage::new(fib))];
+        let versions = [EtherType::IPV4, EtherType::IPV6];
+        let mut links = versions.map(|version| {
+            let link = Link::builder("t0").ether_type(version).adds_headers();
+            link.open().expect("a link")
+        });
+        let mut received = || {
+            let mut frames = Vec::new();
+            for link in &mut links {
+                let take = |frame: &Frame<'_>| {
+                    let mut bytes = vec![0; frame.len()];
+                    frame.read(0, &mut bytes);
+                    frames.push(bytes);
+                };
+                link.recv_each(64, take).expect("it is up");
+            }
+            frames
+        };
+
+        let packets =
+            [segments((1, 2), &[], false), segments((1, 2), &[], true)].map(|mut packet| {
+                let length = if packet.bytes[0] >> 4 == 6 {
+                    packet.bytes[4..6].copy_from_slice(&20_u16.to_be_bytes());
+                    60
+                } else {
+                    packet.bytes[2..4].copy_from_slice(&40_u16.to_be_bytes());
+                    packet.bytes[10..12].fill(0);
+                    40
+                };
+                packet.bytes.truncate(length);
+                packet.bytes
+            });
+        let mut seen = Seen::default();
+        for ether_type in [0x0800, 0x86dd, 0x0806, 0x1234] {
+            for packet in &packets {
+                for length in [1, 4, 8, 19, 20, 28, 39, packet.len()] {
+                    let packet = &packet[..length];
+                    let mut by_host = Vec::new();
+                    if tun.arrive_as(ether_type, packet) {
+                        for frame in received() {
+                            let now = Instant::from_nanos(1_000_000_000);
+                            let made = on_host(&mut host, Port(0), &frame, None, now);
+                            by_host.push((made.dropped, made.port));
+                        }
+                    }
+                    let stages = borrowed(&host);
+                    let builder = NicPipeline::builder().config(small().headerless(&PORTS[..2]));
+                    let builder = builder.port(Port(0), index("t0")).port(Port(1), index("t1"));
+                    let nic = builder.start(&stages).expect("started");
+                    let before = nic.counters().expect("counters");
+                    let is_taken = tun.arrive_as(ether_type, packet);
+                    let after = nic.counters().expect("counters");
+                    drop(nic);
+                    drop(received());
+                    seen.packets += 1;
+                    let said = || format!("{ether_type:#x}, {packet:02x?}: {by_host:?}");
+                    let is_ip = versions.contains(&EtherType(ether_type));
+                    assert_eq!(by_host.len(), usize::from(is_taken && is_ip), "{}", said());
+                    let Some((dropped, port)) = by_host.first() else { continue };
+                    assert_eq!(*dropped, reason(&before, &after), "{}", said());
+                    let sent = out.sent();
+                    assert_eq!(sent.is_some(), *port == Some(Port(1)), "{}", said());
+                    let is_its_version = (packet[0] >> 4 == 6) == (ether_type == 0x86dd);
+                    seen.sent += u64::from(sent.is_some());
+                    seen.dropped += u64::from(dropped.is_some());
+                    assert!(sent.is_none() || is_its_version, "{}", said());
+                }
+            }
+        }
+        assert!(seen.sent == 2 && seen.dropped > 20, "{seen:?}");
+    });
 }

@@ -11,8 +11,9 @@ use std::{
 /// `TUNSETIFF`, `TUNSETOFFLOAD`.
 const SET_INTERFACE: libc::Ioctl = 0x4004_54ca_u32 as libc::Ioctl;
 const SET_OFFLOAD: libc::Ioctl = 0x4004_54d0_u32 as libc::Ioctl;
-/// `IFF_NO_PI | IFF_VNET_HDR`.
-const FLAGS: libc::c_int = 0x1000 | 0x4000;
+/// `IFF_NO_PI`, `IFF_VNET_HDR`.
+const WITHOUT_PROTOCOL: libc::c_int = 0x1000;
+const WITH_OFFLOAD: libc::c_int = 0x4000;
 /// `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6`: the reader takes packets of several segments, without their checksums.
 const OFFLOADS: libc::c_ulong = 7;
 
@@ -35,6 +36,15 @@ pub(crate) struct Tun(File);
 
 impl Tun {
     pub(crate) fn new(name: &str, headers: Headers) -> Self {
+        Self::open(name, headers as libc::c_int | WITHOUT_PROTOCOL)
+    }
+
+    /// Makes one without headers whose packets have a protocol beside them, which is else that of their version of IP.
+    pub(crate) fn with_protocol(name: &str) -> Self {
+        Self::open(name, Headers::Without as libc::c_int)
+    }
+
+    fn open(name: &str, kind: libc::c_int) -> Self {
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
         let file = options.open("/dev/net/tun").expect("/dev/net/tun");
@@ -43,8 +53,8 @@ impl Tun {
         for (to, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = libc::c_char::from_ne_bytes([byte]);
         }
-        let flags = FLAGS | headers as libc::c_int;
-        request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).expect("15 bits");
+        request.ifr_ifru.ifru_flags =
+            libc::c_short::try_from(kind | WITH_OFFLOAD).expect("15 bits");
         // SAFETY: the request takes an `ifreq`, which lives until the call returns.
         let made = unsafe { libc::ioctl(file.as_raw_fd(), SET_INTERFACE, &raw mut request) };
         assert_eq!(made, 0, "{name}: {}", io::Error::last_os_error());
@@ -57,6 +67,13 @@ impl Tun {
     /// Lets a packet arrive. Returns whether the kernel takes it; if so, it has been through tcx.
     pub(crate) fn arrive(&self, packet: &TunPacket) -> bool {
         (&self.0).write(&[&packet.offload[..], &packet.bytes].concat()).is_ok()
+    }
+
+    /// The same of a packet with a protocol.
+    pub(crate) fn arrive_as(&self, protocol: u16, packet: &[u8]) -> bool {
+        // struct tun_pi.
+        let information = [&[0; 2], &protocol.to_be_bytes()[..]].concat();
+        (&self.0).write(&[&information, &[0; 10][..], packet].concat()).is_ok()
     }
 
     /// Returns a packet that the interface was given to send.

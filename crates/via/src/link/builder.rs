@@ -125,8 +125,8 @@ impl LinkBuilder {
     }
 
     /// Also opens, by AF_PACKET, interfaces whose packets have no Ethernet header: tun, WireGuard, tunnels of IPv4. Each packet received
-    /// then gets a header with addresses of zeros, and loses the header when it is sent. Default: no, and
-    /// [`open`](Self::open) refuses such interfaces.
+    /// then gets a header with addresses of zeros and the link's protocol (or, for [`EtherType::ALL`], that of its version of IP), and loses the
+    /// header when it is sent. Default: no, and [`open`](Self::open) refuses such interfaces.
     pub const fn adds_headers(mut self) -> Self {
         self.adds_headers = true;
         self

@@ -104,11 +104,16 @@ pub struct Link {
     counted: Statistics,
 }
 
-/// Returns an Ethernet header for a packet that has none.
-fn pseudo_header(packet: &Frame<'_>) -> [u8; HEADER_BYTES] {
+/// Returns an Ethernet header for a packet that has none. Its protocol is what the kernel says, which may be another one than the packet's version of IP:
+/// that of the link; a link of all protocols has only the version to go by.
+fn pseudo_header(packet: &Frame<'_>, of_link: EtherType) -> [u8; HEADER_BYTES] {
     let mut version = [0];
     packet.read(0, &mut version);
-    let ether_type = if version[0] >> 4 == 6 { EtherType::IPV6 } else { EtherType::IPV4 };
+    let ether_type = match of_link {
+        EtherType::ALL if version[0] >> 4 == 6 => EtherType::IPV6,
+        EtherType::ALL => EtherType::IPV4,
+        known => known,
+    };
     let none = MacAddress([0; 6]);
     EthernetHeader::bytes(none, none, ether_type)
 }
@@ -211,11 +216,11 @@ impl Link {
         mut take: impl FnMut(&Frame<'_>),
     ) -> Result<usize, LinkError> {
         let cut = &mut self.counted.cut;
-        let is_headerless = self.monitor.interface().is_headerless;
+        let (is_headerless, of_link) = (self.monitor.interface().is_headerless, self.ether_type);
         let received = self.socket.receive(count, |frame| {
             *cut += u64::from(frame.is_cut());
             if is_headerless {
-                take(&Frame { front: &pseudo_header(frame), ..*frame });
+                take(&Frame { front: &pseudo_header(frame, of_link), ..*frame });
             } else {
                 take(frame);
             }
