@@ -413,6 +413,12 @@ impl NicPipeline {
         self.nic_ports.get(&port)?.attachment.as_ref().map(Attachment::mode)
     }
 
+    /// Returns whether the program of some port is attached: the interfaces of others may be gone.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.nic_ports.keys().any(|port| self.attach_mode(*port).is_some())
+    }
+
     /// Returns the program of a port, for test runs or live frames.
     #[must_use]
     pub fn program(&self, port: Port) -> Option<Arc<LoadedProgram>> {

@@ -402,6 +402,12 @@ impl NatTable {
         self.lock().flows()
     }
 
+    /// Returns all flows, in the order of their slots, each with the time since it began, or since it was restored.
+    #[must_use]
+    pub fn flows_with_ages(&self, now: Instant) -> Vec<(NatFlow, Duration)> {
+        self.lock().flows_with_ages(now)
+    }
+
     /// Returns all flows as bytes, for [`restore`](Self::restore).
     ///
     /// # Cost

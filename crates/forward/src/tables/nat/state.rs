@@ -271,6 +271,10 @@ impl NatState {
         self.entries.iter().map(|(_, entry)| entry.flow).collect()
     }
 
+    pub(super) fn flows_with_ages(&self, now: Instant) -> Vec<(NatFlow, Duration)> {
+        self.entries.iter().map(|(_, entry)| (entry.flow, now - entry.began)).collect()
+    }
+
     pub(super) fn usage(&self) -> NatUsage {
         let ports_max = self.limits.layout().count();
         let used = self.pools.values().map(|pool| ports_max.saturating_sub(pool.free()));

@@ -613,6 +613,20 @@ fn flows_outlive_a_restart() {
     assert_eq!(table().restore(&saved, age, |_| false, now), Ok((0, 10_000)));
 }
 
+/// Goal: the age of a flow is the time since it began, whenever its last packet came. Method: two flows, of which one is used.
+#[test]
+fn flows_have_ages() {
+    let table = table();
+    let [first, second] = [1, 2].map(|last| tuple(UDP, end(last, 1000), peer(1, 443)));
+    let at = |seconds| START + Duration::from_secs(seconds);
+    open(&table, first, at(1)).unwrap();
+    open(&table, second, at(3)).unwrap();
+    assert!(table.translate(&first, None, at(4)).is_some());
+    let ages = table.flows_with_ages(at(5));
+    let ages = ages.iter().map(|(flow, age)| (flow.original, age.as_secs())).collect::<Vec<_>>();
+    assert_eq!(ages, [(first, 4), (second, 2)]);
+}
+
 /// Goal: what is cut off, changed, of another version or something else is a typed error, and leaves the table as it was. Method:
 /// every prefix of a small table, every changed byte, and other bytes.
 #[test]
