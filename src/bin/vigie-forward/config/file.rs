@@ -99,13 +99,24 @@ struct RawRelay {
 
 /// Reads the networks that are allowed. An empty list is as if there were none: all clients would be served.
 fn allowed<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Range>, D::Error> {
-    let networks: Vec<Range> = one_or_more(from)?;
-    if networks.is_empty() {
-        return Err(serde::de::Error::custom(
-            "`allow` is empty: name the networks that are served, as in [\"10.0.0.0/8\"], or leave it out to serve all clients",
-        ));
-    }
-    Ok(networks)
+    some(
+        one_or_more(from)?,
+        "`allow` is empty: name the networks that are served, as in [\"10.0.0.0/8\"], or leave it out to serve all clients",
+    )
+}
+
+/// Reads the networks that are translated. An empty list is as if there were none: all that the inside interfaces reach would be translated.
+fn translated<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Inside>, D::Error> {
+    some(
+        one_or_more(from)?,
+        "`from` is empty: name the networks that are translated, as in [\"10.0.0.0/24\"], or leave it out to translate those that `inside` \
+         reaches",
+    )
+}
+
+/// Refuses an empty list.
+fn some<T, E: serde::de::Error>(list: Vec<T>, empty: &str) -> Result<Vec<T>, E> {
+    if list.is_empty() { Err(E::custom(empty)) } else { Ok(list) }
 }
 
 /// Reads two names. (An array type of length two would accept three elements, and ignore the last.)
@@ -213,7 +224,7 @@ frames_table! {
         outside: String,
         #[serde(default)]
         address: Option<Ipv4Addr>,
-        #[serde(default, deserialize_with = "one_or_more")]
+        #[serde(default, deserialize_with = "translated")]
         from: Vec<Inside>,
         #[serde(default)]
         ports: Option<Ports>,

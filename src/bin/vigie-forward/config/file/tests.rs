@@ -338,6 +338,7 @@ fn what_cannot_be_is_refused() {
         (nat.replace("path = 'af-xdp'", "state = ''"), &["line 4", "`state` is empty"]),
         (format!("{relay}check = {{ every = '300ms' }}\n"), &["line 4", "1s if it is not given"]),
         (format!("{relay}allow = []\n"), &["line 4", "`allow` is empty", "10.0.0.0/8"]),
+        (nat.replace("path = 'af-xdp'", "from = []"), &["line 4", "`from` is empty", "`inside`"]),
     ] {
         assert_refused(&text, words);
     }
