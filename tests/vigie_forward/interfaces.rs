@@ -146,7 +146,7 @@ fn tagged_packets_are_left_to_the_kernel() {
         }
         let folder = Folder::new();
         let mut router = forward(network, &folder, &["l3", "ra", "rb.20"]);
-        router.until("not xdp-generic: ra has the VLAN ra.10");
+        router.until("; xdp-generic: ra has the VLAN ra.10");
         assert_eq!(report(&folder.path("stats"))["flows"][0]["path"], "tcx");
         assert_eq!(router.end().code(), 0);
     });
@@ -339,7 +339,7 @@ fn routes_without_headers(test: &str, network: &Network, near: &str, versions: V
             let sentence = report(&socket)["flows"][0]["sentence"].to_string();
             let because = format!("xdp-native: packets of {near} have no Ethernet header");
             assert!(sentence.contains(&because), "{sentence}");
-            router.until(&format!("not {because}"));
+            router.until(&format!("not available: {because}"));
         }
         assert_eq!(router.end().code(), 0);
     }
@@ -430,8 +430,11 @@ fn an_interface_returns_as_another_kind() {
         assert!(call(&network.caller(), SERVER, port).starts_with(TUNNEL_CLIENT));
         stream(network, SERVER);
         assert_eq!(counter(&socket, "l3", "nic: sent_packets"), before);
-        assert_eq!(report(&socket)["flows"][0]["path"], "af-packet");
-        assert_eq!(report(&socket)["flows"][0]["side"], "host");
+        let flow = report(&socket)["flows"][0].clone();
+        assert_eq!((&flow["path"], &flow["side"]), (&"af-packet".into(), &"host".into()));
+        let sentence = flow["sentence"].as_str().expect("a sentence");
+        let waits = "since its program waits until rt is what it was";
+        assert!(sentence.contains(waits) && !sentence.contains("available"), "{sentence}");
 
         network.router.run("ip link del rt");
         let _pump = Pump::new(network);
@@ -442,8 +445,44 @@ fn an_interface_returns_as_another_kind() {
             call(&caller, SERVER, port);
             (counter(&socket, "l3", "nic: sent_packets") >= before + 10).then_some(())
         });
-        assert_eq!(report(&socket)["flows"][0]["path"], "tcx");
+        let flow = report(&socket)["flows"][0].clone();
+        assert_eq!(flow["path"], "tcx");
+        let sentence = flow["sentence"].as_str().expect("a sentence");
+        assert!(sentence.contains("the least of the paths available here"), "{sentence}");
         assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: each change of an interface's carrier is told once, on every path, from that at the start on. Method: the other end of a pair, which goes down and up.
+#[test]
+fn the_carrier_is_told() {
+    const TEST: &str = "interfaces::the_carrier_is_told";
+    with_network(TEST, |network| {
+        for arguments in [
+            &["l3", "ra", "rb", "--path", "af-packet"][..],
+            &["l2", "ra", "rb", "--path", "af-packet"],
+            &["l2", "ra", "rb", "--path", "tcx"],
+        ] {
+            if arguments[4] == "tcx" && !has_programs(TEST) {
+                continue;
+            }
+            network.client.run("ip link set c0 down");
+            // Which takes a moment.
+            until("no carrier", || {
+                network.router.run("ip link show ra").contains("NO-CARRIER").then_some(())
+            });
+            let folder = Folder::new();
+            let mut flow = forward(network, &folder, arguments);
+            flow.until("interface ra is down or has no carrier: waiting for it");
+            network.client.run("ip link set c0 up");
+            flow.until("interface ra is up");
+            network.client.run("ip link set c0 down");
+            let name = arguments[0];
+            flow.until(&format!("flow `{name}`: interface ra is down or has no carrier"));
+            let said = flow.end().said;
+            assert_eq!(said.matches("interface ra is up").count(), 1, "{said}");
+            assert_eq!(said.matches("interface ra is down").count(), 2, "{said}");
+        }
     });
 }
 
@@ -542,15 +581,17 @@ fn a_move_waits_for_the_kind() {
         }
         let to = |side, code| {
             let path = socket.to_str().expect("text");
-            let (found, _, said) = run(&folder, &["move", "l3", side, "--socket", path]);
+            let (found, answer, said) = run(&folder, &["move", "l3", side, "--socket", path]);
             assert_eq!(found == 0, code == 0, "{said}");
-            said
+            answer + &said
         };
+        let deferred = to("nic", 0);
+        let waits = "its program waits until rt is what it was";
+        assert!(deferred.contains(r#""deferred":"l3""#) && deferred.contains(waits), "{deferred}");
+        assert!(to("nic", 1).contains(waits));
+        assert!(to("host", 0).contains(r#""moved":"l3""#));
         to("nic", 0);
-        assert!(to("nic", 1).contains("when rt is what it was"));
-        to("host", 0);
-        to("nic", 0);
-        router.until("goes to the nic as requested when rt is what it was");
+        router.until(&format!("does not move to the nic yet: {waits}"));
         assert_eq!((&side()[..], counter(&socket, "l3", "migrations")), ("host", 0));
 
         network.router.run("ip link del rt");

@@ -395,7 +395,8 @@ fn each_translation_has_its_lines() {
             let all = lines(&log);
             let count = |event: &str| all.iter().filter(|one| one["event"] == event).count();
             assert_eq!(count("translation_begin"), count("translation_end"), "{all:?}");
-            line_of(&log, "nat", "stopped");
+            let stopped = line_of(&log, "nat", "stopped");
+            assert!(stopped["duration_ms"].is_u64(), "{stopped}");
         }
     });
 }

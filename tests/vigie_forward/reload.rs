@@ -15,7 +15,7 @@ use crate::{
     instance::{BOUND, Folder, Instance, PROGRAM, counter, report},
     metrics::get,
     network::{SERVER, call, calls_through, with_network},
-    paths::forward,
+    paths::{forward, has_programs},
 };
 
 /// Sends back what comes, behind one byte of its own, on each connection until the process ends.
@@ -427,10 +427,16 @@ fn two_routers_are_refused() {
         let (port, caller) = (network.echo(), network.caller());
         caller.set_read_timeout(Some(BOUND)).expect("a socket");
         call(&caller, SERVER, port);
-        network.router.set("net/ipv4/conf/ra/forwarding", "1");
-        let said = first.until("the kernel has begun to forward");
-        assert!(said.contains("sysctl -w net.ipv4.conf.ra.forwarding=0"), "{said}");
-        network.router.set("net/ipv4/conf/ra/forwarding", "0");
+        for name in ["ra", "rb"] {
+            network.router.set(&format!("net/ipv4/conf/{name}/forwarding"), "1");
+        }
+        first.until("the kernel has begun to forward, too, from `ra`");
+        let said = first.until("from `ra` and `rb`");
+        let off = "`sysctl -w net.ipv4.conf.ra.forwarding=0 net.ipv4.conf.rb.forwarding=0`";
+        assert!(said.contains(off), "{said}");
+        for name in ["ra", "rb"] {
+            network.router.set(&format!("net/ipv4/conf/{name}/forwarding"), "0");
+        }
         first.until("the kernel no longer forwards");
         let relay =
             "[[relay]]\nname = 'relay'\nlisten = 'tcp://10.1.0.1:0'\nto = 'tcp://10.2.0.2:7'\n";
@@ -451,5 +457,40 @@ fn two_routers_are_refused() {
         let again = forward(network, &folder, &["l3", "ra", "rb", "--path", "af-packet"]);
         call(&caller, SERVER, port);
         assert_eq!(again.end().code(), 0);
+    });
+}
+
+/// Goal: a flow that a reload adds and that needs rights which the process has given up is refused with the only remedy, a new process. Method: a relay to
+/// which a router is added, and a router without a program to which one is added that has none but a program.
+#[test]
+fn rights_that_were_given_up_need_a_restart() {
+    const TEST: &str = "reload::rights_that_were_given_up_need_a_restart";
+    with_network(TEST, |network| {
+        if !has_programs(TEST) {
+            return;
+        }
+        network.router.run("ip link add rc type veth peer name rd");
+        let relay =
+            "[[relay]]\nname = 'relay'\nlisten = 'tcp://10.1.0.1:0'\nto = 'tcp://10.2.0.2:7'\n";
+        let by = |interfaces: &str, path: &str| {
+            format!("[[l3]]\nname = '{path}'\ninterfaces = {interfaces}\npath = '{path}'\n")
+        };
+        let sockets = by("['ra', 'rb']", "af-packet");
+        let program = by("['rc', 'rd']", "tcx");
+        for (before, added, right) in
+            [(relay, &sockets, "CAP_NET_RAW"), (&sockets, &program, "CAP_BPF and CAP_NET_ADMIN")]
+        {
+            let folder = Folder::new();
+            let file = folder.write("config.toml", before);
+            let arguments = ["run", "--config", file.to_str().expect("text")];
+            let mut instance = network.router.forwarder(&folder, &arguments).ready();
+            folder.write("config.toml", &format!("{before}{added}"));
+            instance.signal(Signal::HUP);
+            let said = instance.until("SIGHUP: all flows go on as before");
+            let expected =
+                format!("{right}, which this process gave up after its start: restart it");
+            assert!(said.contains(&expected) && !said.contains("setcap"), "{said}");
+            assert_eq!(instance.end().code(), 0);
+        }
     });
 }

@@ -310,3 +310,85 @@ fn own_ports(network: &Network, path: &str) {
     assert!((40000..=40003).contains(&seen), "{seen}");
     assert_eq!(nat.end().code(), 0);
 }
+
+/// Goal: a public address that another host of the outside network has is refused, with that host's Ethernet address, and one that may not be reached is told; a
+/// translator that was killed does not stand in the way of the next one. Method: addresses of the server, one that it has lost, one of no network,
+/// and no carrier.
+#[test]
+fn an_address_of_another_host_is_refused() {
+    const TEST: &str = "translations::an_address_of_another_host_is_refused";
+    with_network(TEST, |network| {
+        let nat = |address: &str| {
+            let nat = ["nat", "--inside", "ra", "--outside", "rb", "--path", "af-packet"];
+            network.router.forwarder(&Folder::new(), &[&nat[..], &["--address", address]].concat())
+        };
+        network.server.run("ip addr add 10.2.0.9/24 dev s0");
+        let link = network.server.run("ip -br link show dev s0");
+        let mac = link.split_whitespace().nth(2).expect("three columns");
+        for address in ["10.2.0.9", SERVER] {
+            let ended = nat(address).wait();
+            assert_eq!(ended.code(), 2, "{}", ended.said);
+            let expected =
+                format!("another host at `rb` has {address} (its Ethernet address is {mac})");
+            assert!(ended.said.contains(&expected), "{}", ended.said);
+        }
+        network.server.run("ip addr del 10.2.0.9/24 dev s0");
+        let first = nat("10.2.0.9").ready();
+        assert!(call(&network.caller(), SERVER, network.echo()).starts_with("10.2.0.9:"));
+        first.signal(Signal::KILL);
+        drop(first.wait());
+        let ended = nat("10.2.0.9").ready().end();
+        assert_eq!(ended.code(), 0);
+        assert!(!ended.said.contains("is in no network"), "{}", ended.said);
+
+        let mut elsewhere = nat("203.0.113.9").ready();
+        elsewhere.until("203.0.113.9 is in no network of `rb`");
+        assert_eq!(elsewhere.end().code(), 0);
+        network.server.run("ip link set s0 down");
+        let mut down = nat("10.2.0.9").ready();
+        down.until("whether another host at rb has the address 10.2.0.9 is unknown: the interface");
+        assert_eq!(down.end().code(), 0);
+        if has_programs(TEST) {
+            let nat = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.1.0.1"];
+            let mut inside = network.router.forwarder(&Folder::new(), &nat).ready();
+            inside.until("10.1.0.1 is in the network of an inside interface (ra)");
+            assert_eq!(inside.end().code(), 0);
+        }
+    });
+}
+
+/// Goal: packets that leave to the outside with their own address are counted and told once, on every path; and `from` that names no network inside is told at
+/// the start. Method: calls from a host that `from` leaves out, and from one that it has.
+#[test]
+fn what_is_not_translated_is_told() {
+    const TEST: &str = "translations::what_is_not_translated_is_told";
+    with_network(TEST, |network| {
+        for path in ["af-packet", "tcx"] {
+            if path == "tcx" && !has_programs(TEST) {
+                continue;
+            }
+            let (folder, port, caller) = (Folder::new(), network.echo(), network.caller());
+            let start = |from| {
+                forward(network, &folder, &[&NAT[..], &["--from", from, "--path", path]].concat())
+            };
+            let untranslated = || counter(&folder.path("stats"), "nat", "untranslated");
+            let right = start("10.1.0.0/30");
+            assert!(call(&caller, SERVER, port).starts_with("10.2.0.9:"));
+            assert_eq!(untranslated(), 0);
+            let said = right.end().said;
+            assert!(!said.contains("`from` has"), "{said}");
+
+            let mut wrong = start("10.9.0.0/24");
+            wrong
+                .until("`from` has 10.9.0.0/24, but ra reaches no address of it, only 10.1.0.0/24");
+            for _ in 0..3 {
+                assert!(call(&caller, SERVER, port).starts_with("10.1.0.2:"));
+            }
+            wrong.until("forwards packets from 10.1.0.2 to the outside untranslated");
+            assert!(untranslated() >= 3);
+            let ended = wrong.end();
+            assert_eq!(ended.code(), 0);
+            assert_eq!(ended.said.matches("untranslated, since").count(), 1, "{}", ended.said);
+        }
+    });
+}

@@ -118,7 +118,8 @@ impl InstanceError {
                 source:
                     FlowError::InvalidSetting(_)
                     | FlowError::InvalidKey { .. }
-                    | FlowError::StateInUse { .. },
+                    | FlowError::StateInUse { .. }
+                    | FlowError::AddressTaken { .. },
                 ..
             }
             | Self::Interfaces(_)

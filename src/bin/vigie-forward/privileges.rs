@@ -1,6 +1,9 @@
 //! Capabilities of this process: which it has, which a path needs, and dropping the others.
 
-use std::{fmt, fs, io};
+use std::{
+    fmt, fs, io,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use rustix::{
     io::Errno,
@@ -83,6 +86,23 @@ impl HeldRights {
     }
 }
 
+/// The capabilities that this process had, and has given up. Written once, before other threads begin to read it.
+static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+
+/// Returns whether this process had one of these capabilities, and has given it up: it only returns with a new process.
+pub(crate) fn has_given_up(capabilities: CapabilitySet) -> bool {
+    GIVEN_UP.load(Ordering::Relaxed) & capabilities.bits() != 0
+}
+
+/// Says in a relative clause why this process has not got some rights, and what to do if it had them; else the caller has advice.
+pub(crate) fn lacks(missing: &[Right]) -> (&'static str, bool) {
+    if missing.iter().any(|right| has_given_up(right.capability())) {
+        ("which this process gave up after its start: restart it", true)
+    } else {
+        ("which this process lacks", false)
+    }
+}
+
 fn is_in_first_user_namespace() -> bool {
     let ids = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     ids.split_whitespace().eq(["0", "0", "4294967295"])
@@ -100,7 +120,10 @@ pub(crate) enum DropError {
 /// Drops all capabilities of this thread except `keep`, for good: also those that a program could gain by `execve`. New
 /// threads inherit this; checks that no existing thread has more.
 pub(crate) fn give_up_all_but(keep: &[Right]) -> Result<(), DropError> {
-    check_threads(give_up(keep)?)
+    let before = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted);
+    let kept = give_up(keep)?;
+    GIVEN_UP.store((before - kept).bits(), Ordering::Relaxed);
+    check_threads(kept)
 }
 
 /// Drops all capabilities of this thread, and so of threads that it creates.

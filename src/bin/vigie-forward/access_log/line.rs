@@ -27,8 +27,8 @@ pub(crate) enum EntryKind {
     Translation {
         flow: NatFlow,
         has_remote: bool,
-        /// If it has ended: for how long it lived, if that is known, and why.
-        end: Option<(Option<Duration>, String)>,
+        /// If it has ended: for how long it lived, and why.
+        end: Option<(Duration, String)>,
     },
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn translation(event: &NatEvent, has_remote: bool) -> Option<EntryKin
         NatEvent::Ended { flow, duration, end } => EntryKind::Translation {
             flow: *flow,
             has_remote,
-            end: Some((Some(*duration), end.to_string())),
+            end: Some((*duration, end.to_string())),
         },
         _ => return None,
     })
@@ -90,9 +90,7 @@ pub(super) fn text(entry: &Entry) -> String {
                 put("remote", json!(remote.to_string()));
             }
             if let Some((duration, end)) = end {
-                if let Some(duration) = duration {
-                    put("duration_ms", json!(millis(*duration)));
-                }
+                put("duration_ms", json!(millis(*duration)));
                 put("end", json!(end));
             }
         }

@@ -13,6 +13,7 @@ mod tls;
 use std::{
     future::{self, Future},
     io,
+    net::Ipv4Addr,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     pin::Pin,
@@ -27,6 +28,7 @@ use vigie::{
         relay::{RelayListener, UdpRelayListener},
         tables::Prefix,
     },
+    via::link::MacAddress,
 };
 
 use crate::{
@@ -62,6 +64,11 @@ pub(crate) enum FlowError {
         of_process(*holder)
     )]
     StateInUse { path: PathBuf, holder: Option<u32> },
+    #[error(
+        "another host at `{interface}` has {address} (its Ethernet address is {mac}), and both would answer for it: give `address` a free one \
+         of its network, or leave it out to take that of `{interface}`"
+    )]
+    AddressTaken { address: Ipv4Addr, interface: String, mac: MacAddress },
 }
 
 /// Names the process of another flow, if it is known.
@@ -160,8 +167,8 @@ pub(crate) trait Running {
         Vec::new()
     }
 
-    /// Moves between host and network interface.
-    fn move_to(&mut self, _side: FlowSide) -> Result<(), String> {
+    /// Moves between host and network interface. If it moves only later, returns why.
+    fn move_to(&mut self, _side: FlowSide) -> Result<Option<String>, String> {
         Err("its streams can only be relayed by the host".to_owned())
     }
 

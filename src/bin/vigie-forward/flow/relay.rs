@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 
+use rustix::thread::CapabilitySet;
 use vigie::{
     Instant, JoinHandle, Runtime,
     detect::clock::monotonic_now,
@@ -33,7 +34,7 @@ use crate::{
     },
     instance::InstanceEvent,
     journal::log,
-    privileges::Right,
+    privileges::{Right, has_given_up},
     stats::{FlowReport, TargetReport},
 };
 
@@ -84,9 +85,14 @@ fn log_if_stale(listen: &EndpointUri) {
 fn cannot_listen(at: &str, address: Option<SocketAddr>, source: io::Error) -> FlowError {
     match address {
         // Of a port; the message of `source` has other remedies.
-        Some(_) if source.kind() == io::ErrorKind::PermissionDenied => FlowError::Rights(format!(
-            "cannot listen on {at}: {source}, or give the program the right (`setcap cap_net_bind_service+ep`)"
-        )),
+        Some(_) if source.kind() == io::ErrorKind::PermissionDenied => {
+            let or = if has_given_up(CapabilitySet::NET_BIND_SERVICE) {
+                "restart this process, which gave up the right after its start"
+            } else {
+                "give the program the right (`setcap cap_net_bind_service+ep`)"
+            };
+            FlowError::Rights(format!("cannot listen on {at}: {source}, or {or}"))
+        }
         _ => FlowError::Io { what: format!("cannot listen on {at}"), source },
     }
 }

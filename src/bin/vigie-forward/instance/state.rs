@@ -209,8 +209,15 @@ impl InstanceState {
             let names: Vec<_> = flows.iter().map(|one| one.name.as_str()).collect();
             return Err(format!("there is no flow `{name}`; there are: {}", names.join(", ")));
         };
-        flow.move_to(side).map_err(|problem| format!("flow `{name}` stays: {problem}"))?;
-        Ok(serde_json::json!({ "moved": name, "to": side.name() }))
+        let moved = flow.move_to(side);
+        let deferred = moved.map_err(|problem| format!("flow `{name}` stays: {problem}"))?;
+        let to = side.name();
+        Ok(match deferred {
+            None => serde_json::json!({ "moved": name, "to": to }),
+            Some(because) => {
+                serde_json::json!({ "deferred": name, "to": to, "because": because })
+            }
+        })
     }
 
     pub(super) fn report(&self) -> InstanceReport {

@@ -1,7 +1,7 @@
 //! What the counters of flows count, for `# HELP` lines. The same name of another kind of flow has the same text.
 
 /// By the names of `stats`; those of counters with the label `side` are without it.
-const HELPS: [(&str, &str); 45] = [
+const HELPS: [(&str, &str); 46] = [
     ("ICMP errors sent", "ICMP errors sent to senders of packets that were not forwarded."),
     ("ICMP errors suppressed", "ICMP errors not sent, since their interface had reached its rate."),
     ("accepted", "Connections accepted from clients."),
@@ -53,6 +53,10 @@ const HELPS: [(&str, &str); 45] = [
     ("translations: refused", "Translations that could not begin, for lack of room."),
     ("unanswered", "Connections or sessions whose target was sent something and answered nothing."),
     ("unreachable", "Reports of a network that a datagram did not arrive."),
+    (
+        "untranslated",
+        "Packets forwarded from inside to outside with their own source, as translations leave it out.",
+    ),
 ];
 
 /// Returns the text for a counter.

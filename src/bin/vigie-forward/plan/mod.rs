@@ -13,7 +13,7 @@ use vigie::forward::{Bandwidth, Bus, Cost, Message, ModelError, Node, Plan, Stag
 use self::measure::{PACKET_BYTES, PacketCosts, SEGMENTS_BYTES};
 pub(crate) use self::{
     measure::program_cost,
-    paths::{PathDecision, ranked, work_of},
+    paths::{PathDecision, RefusedPath, path_name, ranked, work_of},
 };
 use crate::{
     cli::{PlanArgs, PlannedWork},

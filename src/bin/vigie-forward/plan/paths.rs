@@ -3,7 +3,7 @@
 //! The terms are times of a processor, measured once ([docs/design/forward-command.md](../../../../docs/design/forward-command.md) has the
 //! machine and the commands): measuring them at each start would take a second, and noise would sometimes choose.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use vigie::forward::{Bandwidth, Bus, Cost, Message, Node, Path, StageModel};
 
@@ -123,30 +123,64 @@ pub(crate) struct PathDecision {
     pub(crate) migrates: bool,
     /// The path that it has unless it is moved.
     pub(crate) best: PathChoice,
-    /// The paths that are not possible, each with the reason.
-    pub(crate) refused: Vec<String>,
+    /// The paths that are not possible.
+    pub(crate) refused: Vec<RefusedPath>,
+}
+
+/// A path that is not possible, or all of programs, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RefusedPath {
+    pub(crate) path: Option<PathChoice>,
+    pub(crate) because: String,
+}
+
+impl RefusedPath {
+    pub(crate) const fn new(path: PathChoice, because: String) -> Self {
+        Self { path: Some(path), because }
+    }
+
+    /// Lists some of them.
+    pub(crate) fn list(refused: &[Self]) -> String {
+        refused.iter().map(Self::to_string).collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl fmt::Display for RefusedPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path {
+            Some(path) => write!(f, "{}: {}", path_name(path), self.because),
+            None => f.write_str(&self.because),
+        }
+    }
 }
 
 impl PathDecision {
-    /// Explains a path in one sentence, without its end.
-    pub(crate) fn sentence(&self, path: PathChoice) -> String {
-        let mut text = format!("{} takes {}", word(path), self.terms(path));
+    /// Explains a path in one sentence, without its beginning and end. If the program is detached though it should not be, `detached` says why.
+    pub(crate) fn sentence(&self, path: PathChoice, detached: Option<&str>) -> String {
+        let mut text = self.terms(path);
+        // What was compared are other interfaces, or a program that is to come back.
+        if let Some(because) = detached {
+            text.push_str(", since ");
+            text.push_str(because);
+            return text;
+        }
         text.push_str(match (self.migrates, path == self.best, self.is_named) {
             (true, _, _) => ", as its load decides",
-            (_, false, _) => ", to which it was moved",
+            (_, false, _) => ", since it was moved here",
             (_, _, true) => ", as configured",
             (_, true, false) => ", the least of the paths available here",
         });
         let order = ranked(self.work);
         let at = order.iter().position(|one| *one == path).unwrap_or(order.len());
-        let dearer = order.iter().skip(at + 1).filter(|_| !self.is_named);
+        let is_refused = |path| self.refused.iter().any(|refused| refused.path == Some(path));
+        let dearer = order.iter().skip(at + 1).filter(|one| !self.is_named && !is_refused(**one));
         let dearer: Vec<_> =
-            dearer.map(|one| format!("{} {}", word(*one), self.terms(*one))).collect();
+            dearer.map(|one| format!("{} {}", path_name(*one), self.terms(*one))).collect();
         if !dearer.is_empty() {
             text.push_str(&format!("; dearer: {}", dearer.join(", ")));
         }
-        for refused in &self.refused {
-            text.push_str(&format!("; not available: {refused}"));
+        if !self.refused.is_empty() {
+            text.push_str(&format!("; not available: {}", RefusedPath::list(&self.refused)));
         }
         text.push_str("; packets are forwarded one by one as they come (cut-through)");
         text
@@ -167,8 +201,8 @@ impl PathDecision {
     }
 }
 
-/// The name of a path in a sentence.
-const fn word(path: PathChoice) -> &'static str {
+/// The name of a path.
+pub(crate) const fn path_name(path: PathChoice) -> &'static str {
     match path {
         PathChoice::XdpNative => "xdp-native",
         PathChoice::XdpGeneric => "xdp-generic",
@@ -205,30 +239,45 @@ mod tests {
         assert_eq!(cost(PathChoice::AfXdp, PlannedWork::L2), None);
     }
 
-    /// Goal: a sentence has the terms, what is dearer and what is not available. Method: each kind of decision.
+    /// Goal: a sentence has the terms, what is dearer and what is not available, each path once, and of a program that is detached only why. Method: each
+    /// kind of decision.
     #[test]
     fn decisions_are_explained() {
         let (tcx, sockets) = (PathChoice::Tcx, PathChoice::AfPacket);
-        let decision = |best, (is_named, migrates), refused: &str| PathDecision {
+        let decision = |best, (is_named, migrates), refused: &[RefusedPath]| PathDecision {
             best,
             work: PlannedWork::L3,
             is_named,
             migrates,
-            refused: (!refused.is_empty()).then(|| refused.to_owned()).into_iter().collect(),
+            refused: refused.to_vec(),
         };
-        let auto = decision(tcx, (false, false), "xdp-native: no driver").sentence(tcx);
+        let refused = [(PathChoice::XdpNative, "no driver"), (PathChoice::XdpGeneric, "a VLAN")]
+            .map(|(path, because)| RefusedPath::new(path, because.to_owned()));
+        let auto = decision(tcx, (false, false), &refused[..1]).sentence(tcx, None);
         assert_eq!(
             auto,
-            "tcx takes 600ns a packet and 680ns a packet of segments, the least of the paths available here; dearer: xdp-generic 720ns a \
+            "600ns a packet and 680ns a packet of segments, the least of the paths available here; dearer: xdp-generic 720ns a \
              packet and 11.121µs a packet of segments, af-packet 2.221µs a packet and 11.121µs a packet of segments; not available: \
              xdp-native: no driver; packets are forwarded one by one as they come (cut-through)"
         );
-        let host = decision(sockets, (false, false), "a program: no right").sentence(sockets);
-        assert!(host.starts_with("af-packet takes 2.221µs") && host.contains("no right"), "{host}");
+        let auto = decision(tcx, (false, false), &refused);
+        assert_eq!(
+            auto.sentence(tcx, None),
+            "600ns a packet and 680ns a packet of segments, the least of the paths available here; dearer: af-packet 2.221µs a packet \
+             and 11.121µs a packet of segments; not available: xdp-native: no driver; xdp-generic: a VLAN; packets are forwarded one by \
+             one as they come (cut-through)"
+        );
+        assert_eq!(
+            auto.sentence(sockets, Some("its program waits")),
+            "2.221µs a packet and 11.121µs a packet of segments, since its program waits"
+        );
+        let rights = [RefusedPath { path: None, because: "a program: no right".to_owned() }];
+        let host = decision(sockets, (false, false), &rights).sentence(sockets, None);
+        assert!(host.starts_with("2.221µs") && host.contains("no right"), "{host}");
         assert!(!host.contains("dearer"), "{host}");
-        let of = |best, how, path| decision(best, how, "").sentence(path);
+        let of = |best, how, path| decision(best, how, &[]).sentence(path, None);
         assert!(of(tcx, (true, false), tcx).contains("segments, as configured"));
-        assert!(of(tcx, (false, false), sockets).contains("it was moved"));
+        assert!(of(tcx, (false, false), sockets).contains("since it was moved here"));
         assert!(of(tcx, (false, true), sockets).contains("as its load decides"));
     }
 }

@@ -12,13 +12,15 @@ use std::{
 
 use vigie::via::link::merges_packets;
 
-use super::{own_address::OwnAddress, program::FlowInterface, public_side::PublicSide};
+use super::{
+    own_address::OwnAddress, probe::holder, program::FlowInterface, public_side::PublicSide,
+};
 use crate::{
     config::FlowKind,
     flow::{FlowError, FlowStart},
     journal::log,
     kernel::{Interface, NetlinkCache, snapshot},
-    privileges::{HeldRights, Right, listed},
+    privileges::{HeldRights, Right, lacks, listed},
 };
 
 /// Names the missing capabilities, and the alternatives without them.
@@ -28,15 +30,19 @@ pub(super) fn check_rights() -> Result<(), FlowError> {
     if held.has(Right::NetRaw) {
         return Ok(());
     }
+    let frames = listed(&[Right::NetRaw]);
+    let (lacks, is_given_up) = lacks(&[Right::NetRaw]);
+    if is_given_up {
+        return Err(FlowError::Rights(format!("frames need {frames}, {lacks}")));
+    }
     let program = match program.as_slice() {
         [] => String::new(),
         missing => format!("; and a program at the interface needs {}, too", listed(missing)),
     };
     Err(FlowError::Rights(format!(
-        "frames need {}, which this process lacks{program}. Run it as root, or give the program the rights (`setcap \
+        "frames need {frames}, {lacks}{program}. Run it as root, or give the program the rights (`setcap \
          cap_net_raw,cap_net_admin,cap_bpf,cap_perfmon+ep`). `vigie-forward relay` needs none: it forwards TCP, UDP and Unix \
-         streams.",
-        listed(&[Right::NetRaw])
+         streams."
     )))
 }
 
@@ -53,10 +59,6 @@ pub(super) fn check_interfaces(
     for (key, name) in kind.keyed_interfaces() {
         let interface = usable(&cache, name, is_wire)
             .map_err(|problem| FlowError::InvalidKey { key, problem })?;
-        // Drivers without flags merge nothing.
-        if merges_packets(name).unwrap_or(false) {
-            start.refuse(merging(name))?;
-        }
         if !interface.is_up {
             log(format!("interface {name} is down or has no carrier: waiting for it"));
         }
@@ -67,6 +69,7 @@ pub(super) fn check_interfaces(
             name,
             index,
             is_pair,
+            is_up: interface.is_up,
             is_headerless: interface.is_headerless,
             is_without_tcx: interface.is_without_tcx,
             vlan,
@@ -74,8 +77,12 @@ pub(super) fn check_interfaces(
         });
     }
 
-    if !is_wire {
-        check_kernel_forwarding(names, start)?;
+    merging(names).map_or(Ok(()), |merging| start.refuse(merging))?;
+    if !is_wire && let Some(KernelForwarding { from, off }) = kernel_forwarding(names) {
+        // The kernel also sees the frames of a packet socket.
+        start.refuse(format!(
+            "the kernel forwards packets from {from} too, so every packet would be sent twice: turn that off ({off})"
+        ))?;
     }
     let public_side = match kind {
         FlowKind::Nat(nat) => Some(PublicSide::of(nat, &cache)?),
@@ -137,6 +144,45 @@ pub(super) fn check_own_address(
     Ok(Some(own_address))
 }
 
+/// Checks that no other host answers for a public address that this one has not got. Not where it may be this process that answers: for a flow whose
+/// interfaces another one still has.
+pub(super) fn check_is_free(
+    kind: &FlowKind,
+    flow_interfaces: &[FlowInterface],
+    (public_side, start): (Option<PublicSide>, FlowStart),
+) -> Result<(), FlowError> {
+    let (Some(PublicSide { address, is_own: false, .. }), Some(outside)) =
+        (public_side, flow_interfaces.last())
+    else {
+        return Ok(());
+    };
+    let FlowInterface { name, is_headerless, .. } = outside;
+    if !matches!(kind, FlowKind::Nat(_)) || *is_headerless {
+        return Ok(());
+    }
+    let unknown = |because: &str| {
+        log(format!(
+            "whether another host at {name} has the address {address} is unknown: {because}"
+        ));
+        Ok(())
+    };
+    if !outside.is_up {
+        return unknown("the interface is down or has no carrier");
+    }
+    match holder(name, address) {
+        Ok(None) => Ok(()),
+        Err(because) => unknown(&because),
+        Ok(Some(mac)) => {
+            let taken = FlowError::AddressTaken { address, interface: name.clone(), mac };
+            if start == FlowStart::Anew {
+                log(taken.to_string());
+                return Ok(());
+            }
+            Err(taken)
+        }
+    }
+}
+
 /// Interfaces that belong to this process, as long as it lives. The name of an abstract socket is one of its network
 /// namespace, and is free again when the process has ended, however that was.
 #[derive(Debug)]
@@ -177,16 +223,30 @@ pub(super) fn claim(names: &[String]) -> Result<Claims, FlowError> {
     names.iter().map(claim).collect::<Result<_, _>>().map(Claims)
 }
 
-/// Says what to do about an interface that merges packets.
-pub(super) fn merging(name: &str) -> String {
-    format!(
-        "`{name}` merges the packets that it receives (LRO), and they cannot be taken apart again: turn that off (`ethtool -K \
-         {name} lro off`; GRO may stay on)"
-    )
+/// Says what to do about interfaces that merge packets, if there are any.
+pub(super) fn merging(names: &[String]) -> Option<String> {
+    // Drivers without flags merge nothing.
+    let merge: Vec<_> = names.iter().filter(|name| merges_packets(name).unwrap_or(false)).collect();
+    let off: Vec<_> = merge.iter().map(|name| format!("ethtool -K {name} lro off")).collect();
+    let at: Vec<_> = merge.iter().map(|name| format!("`{name}`")).collect();
+    (!merge.is_empty()).then(|| {
+        format!(
+            "received packets are merged at {} (LRO), and cannot be taken apart again: turn that off (`{}`; GRO may stay on)",
+            at.join(" and "),
+            off.join("; ")
+        )
+    })
 }
 
-/// The kernel also sees the frames of a packet socket: if both forward, everything arrives twice.
-fn check_kernel_forwarding(names: &[String], start: FlowStart) -> Result<(), FlowError> {
+/// The interfaces from which the kernel forwards, too, and the command that turns that off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KernelForwarding {
+    pub(super) from: String,
+    pub(super) off: String,
+}
+
+/// Returns the interfaces from which the kernel forwards, if there are any.
+pub(super) fn kernel_forwarding(names: &[String]) -> Option<KernelForwarding> {
     let (mut from, mut off) = (Vec::new(), String::new());
     for name in names {
         let settings = forwarding_settings(name);
@@ -195,18 +255,8 @@ fn check_kernel_forwarding(names: &[String], start: FlowStart) -> Result<(), Flo
         }
         off.extend(settings.iter().map(|setting| format!(" {setting}=0")));
     }
-    if from.is_empty() {
-        return Ok(());
-    }
-    start.refuse(format!(
-        "the kernel forwards packets from {} too, so every packet would be sent twice: turn that off (`sysctl -w{off}`)",
-        from.join(" and ")
-    ))
-}
-
-/// Returns the setting by which the kernel forwards from an interface, if it does.
-pub(super) fn kernel_forwarding(name: &str) -> Option<String> {
-    forwarding_settings(name).into_iter().next()
+    let off = format!("`sysctl -w{off}`");
+    (!from.is_empty()).then(|| KernelForwarding { from: from.join(" and "), off })
 }
 
 /// Returns the settings by which the kernel forwards from an interface.

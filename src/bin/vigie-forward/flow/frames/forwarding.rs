@@ -12,14 +12,18 @@ use vigie::forward::{
 };
 
 use super::{
+    fullness::Fullness,
+    own_address::AddressWatch,
     program::{FlowInterface, FlowTaker},
-    public_side::PublicSide,
+    public_side::{AddressReach, PublicSide},
     questions::Questions,
     stages::{Guard, Router, SegmentLimit, Translator},
+    translations::Translations,
+    untranslated::{UntranslatedCount, UntranslatedCounter, UntranslatedWatch},
 };
 use crate::{
     access_log,
-    config::{FlowKind, LogChoice, Nat, TransportProtocol},
+    config::{FlowKind, Inside, LogChoice, Nat, TransportProtocol},
     flow::FlowError,
     journal::log,
 };
@@ -34,7 +38,22 @@ pub(super) enum Forwarding {
         outside: Port,
         inside: Vec<Prefix>,
         public: PublicSide,
+        untranslated: UntranslatedCount,
     },
+}
+
+impl Forwarding {
+    /// Returns what a running flow has of its translations, if it has some.
+    pub(super) fn into_translations(self) -> Option<(Translations, AddressWatch)> {
+        let Self::Translate { table, nat, public, inside, untranslated, .. } = self else {
+            return None;
+        };
+        let (log, publish) = (nat.log, nat.publish);
+        let (fullness, watch) = (Fullness::default(), UntranslatedWatch::default());
+        let translations =
+            Translations { table, log, publish, fullness, untranslated, watch, inside };
+        Some((translations, AddressWatch::new(public, nat.outside)))
+    }
 }
 
 /// The longest time-outs of what is short-lived, whatever `idle` says: the table's defaults.
@@ -98,25 +117,55 @@ pub(super) fn forwarding_of(
                     nat.inside.join(", ")
                 )));
             }
-            Forwarding::Translate { table, nat: Box::new(nat.clone()), outside, inside, public }
+            let (nat, untranslated) = (Box::new(nat.clone()), UntranslatedCount::default());
+            Forwarding::Translate { table, nat, outside, inside, public, untranslated }
         }
     })
 }
 
-/// Says which published ports lead to a host that no inside interface reaches. Its route may still come.
-pub(super) fn warn_unreached(kind: &FlowKind, flow_interfaces: &[FlowInterface]) {
+/// Says which settings of translations lead nowhere, by what this host knows: published ports, `from`, and the public address. Routes may still come.
+pub(super) fn warn_unreached(
+    kind: &FlowKind,
+    flow_interfaces: &[FlowInterface],
+    public: Option<PublicSide>,
+) {
     let FlowKind::Nat(nat) = kind else { return };
     let inside = &flow_interfaces[..flow_interfaces.len().saturating_sub(1)];
     let networks = || inside.iter().flat_map(|one| &one.networks);
+    let by = nat.inside.join(", ");
     for one in &nat.publish {
         let host = one.to.ip();
         if !networks().any(|network| network.contains(host)) {
-            let (port, inside) = (one.port, nat.inside.join(", "));
             log(format!(
-                "port {port} is published to {host}, but no network that {inside} reaches has this address, so nothing arrives there: \
+                "port {} is published to {host}, but no network that {by} reaches has this address, so nothing arrives there: \
                  correct `publish`, or add a route (`ip route add {host} dev {}`)",
-                nat.inside[0]
+                one.port, nat.inside[0]
             ));
+        }
+    }
+    for Inside(from) in &nat.from {
+        let overlaps = |one: &Prefix| one.contains(from.address()) || from.contains(one.address());
+        if !networks().any(overlaps) {
+            let known: Vec<_> = networks().map(Prefix::to_string).collect();
+            log(format!(
+                "`from` has {from}, but {by} reaches no address of it, only {}: correct `from`, or add a route; what is not in `from` \
+                 leaves untranslated",
+                if known.is_empty() { "unknown ones".to_owned() } else { known.join(", ") }
+            ));
+        }
+    }
+    let outside = &nat.outside;
+    if let Some(PublicSide { address, reach, .. }) = public {
+        match reach {
+            AddressReach::Outside => {}
+            AddressReach::Inside => log(format!(
+                "{address} is in the network of an inside interface ({by}), and hosts of the outside network probably cannot answer to it: \
+                 take one of `{outside}` (`address`)"
+            )),
+            AddressReach::Elsewhere => log(format!(
+                "{address} is in no network of `{outside}`, so that answers only arrive if routers there send them here: take a free one of \
+                 its network (`address`), or add a route on those"
+            )),
         }
     }
 }
@@ -159,10 +208,10 @@ pub(super) fn host_stages(
         Forwarding::Route => {
             let mut behind = checks();
             behind.push(Box::new(Ttl::new()));
-            behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
+            behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions), None)));
             vec![Box::new(Guard::new(fib, None, behind))]
         }
-        Forwarding::Translate { table, nat, outside, inside, public } => {
+        Forwarding::Translate { table, nat, outside, inside, public, untranslated } => {
             let mut behind = checks();
             let translator = nat_stage(table, nat, public.address, (*outside, inside));
             behind.push(Box::new(Translator::new(translator, taker.clone())));
@@ -171,8 +220,11 @@ pub(super) fn host_stages(
                 behind.push(Box::new(SegmentLimit::new(fib, *outside)));
             }
             behind.push(Box::new(Ttl::new()));
-            behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
-            let answers_for = (!public.is_own).then_some((public.address, *outside));
+            let (count, outside) = (untranslated.clone(), *outside);
+            let untranslated = UntranslatedCounter { count, public: public.address, outside };
+            let router = Router::new(fib.clone(), Arc::clone(questions), Some(untranslated));
+            behind.push(Box::new(router));
+            let answers_for = (!public.is_own).then_some((public.address, outside));
             vec![Box::new(Guard::new(fib, answers_for, behind))]
         }
     }
@@ -200,7 +252,7 @@ pub(super) fn program_stages(
     match forwarding {
         Forwarding::Wire => return Ok(wire()),
         Forwarding::Route => {}
-        Forwarding::Translate { table, nat, outside, inside, public } => {
+        Forwarding::Translate { table, nat, outside, inside, public, .. } => {
             stages.push(Box::new(nat_stage(table, nat, public.address, (*outside, inside))));
         }
     }

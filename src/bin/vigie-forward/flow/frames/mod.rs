@@ -14,8 +14,10 @@
 mod checks;
 mod forwarding;
 mod fullness;
+mod link_states;
 mod locked_file;
 mod own_address;
+mod probe;
 mod program;
 mod public_side;
 mod questions;
@@ -24,6 +26,7 @@ mod stages;
 mod state_file;
 mod tables;
 mod translations;
+mod untranslated;
 
 use std::{io, net::IpAddr, rc::Rc, sync::Arc, time::Duration};
 
@@ -37,20 +40,18 @@ use vigie::{
         icmp::IcmpErrorSender,
         packet::Port,
         pipeline::{OnFull, Pipeline, Stage},
-        tables::{Fib, NatEndpoint, NatFlow, Prefix},
+        tables::{Fib, NatEndpoint, NatFlow},
     },
     spawn_local,
     via::link::{BackEnd, EtherType, Link, LinkBuilder, LinkEvent, OpenError},
 };
 
 use self::{
-    checks::{Claims, check_interfaces, check_own_address, check_rights, claim},
+    checks::{Claims, check_interfaces, check_is_free, check_own_address, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages, warn_unreached},
-    fullness::Fullness,
+    link_states::LinkStates,
     own_address::{AddressWatch, OwnAddress},
-    program::{
-        AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, mode_name, path_of,
-    },
+    program::{AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, path_of},
     questions::Questions,
     running::FramesFlow,
     state_file::StateFile,
@@ -63,8 +64,8 @@ use crate::{
     config::{FlowConfig, FlowKind, Frames, PathChoice, SegmentsChoice, WaitMode},
     journal::log,
     migration::Migration,
-    plan::{PathDecision, work_of},
-    privileges::{HeldRights, Right},
+    plan::{PathDecision, RefusedPath, path_name, work_of},
+    privileges::{HeldRights, Right, lacks},
     stats::FlowReport,
 };
 
@@ -86,6 +87,7 @@ struct PreparedFrames {
     head: FlowReport,
     frames: Frames,
     names: Vec<String>,
+    links: LinkStates,
     forwarder: Forwarder,
     fib: Fib,
     /// True if packets are routed.
@@ -94,7 +96,6 @@ struct PreparedFrames {
     nat: Option<Translations>,
     own_address: Option<OwnAddress>,
     address_watch: Option<AddressWatch>,
-    inside: Vec<Prefix>,
     state_file: Option<StateFile>,
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
@@ -138,7 +139,8 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let questions = Arc::new(Questions::new());
     let taker = FlowTaker::default();
     let work = forwarding_of((&flow.name, &flow.kind), &flow_interfaces, public_side)?;
-    warn_unreached(&flow.kind, &flow_interfaces);
+    warn_unreached(&flow.kind, &flow_interfaces, public_side);
+    check_is_free(&flow.kind, &flow_interfaces, (public_side, start))?;
     let state_file = state_file(&flow.name, &work)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {
@@ -172,19 +174,14 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let public = PublicAddress::of(&flow.kind, own_address.as_ref());
     let forwarder = with_links(builder, &names, frames, (&flow.kind, public), program.as_ref());
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &names))?;
-    let (nat, address_watch, inside) = match work {
-        Forwarding::Translate { table, nat, public, inside, .. } => {
-            let translations = Translations { table, log: nat.log, publish: nat.publish };
-            (Some(translations), Some(AddressWatch::new(public, nat.outside)), inside)
-        }
-        Forwarding::Wire | Forwarding::Route => (None, None, Vec::new()),
-    };
-
+    let (nat, address_watch) = work.into_translations().unzip();
     let frames = frames.clone();
+    let links = flow_interfaces.into_iter().map(|one| (one.name, one.index, one.is_up));
     let prepared = PreparedFrames {
         head,
         frames,
         names,
+        links: LinkStates::new(links),
         forwarder,
         fib,
         routes,
@@ -192,7 +189,6 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
         nat,
         own_address,
         address_watch,
-        inside,
         state_file,
         questions,
         program,
@@ -257,6 +253,7 @@ fn program(
             return Err(FlowError::InvalidSetting(needs_program("with this --path there is none")));
         }
         "as configured".clone_into(&mut head.because);
+        log_path(head, decision, decision.best);
         return Ok(None);
     }
 
@@ -276,45 +273,44 @@ fn program(
         (&stages, decision.work),
     );
     match attached {
-        Ok((mut program, reasons)) => {
-            for reason in &reasons {
-                log(format!("flow `{}`: not {reason}", head.name));
-            }
-            head.because = reasons.join("; ");
+        Ok((mut program, refused)) => {
+            head.because = RefusedPath::list(&refused);
+            let host = decision.best;
             decision.best = program.mode().map_or(decision.best, path_of);
-            decision.refused = reasons;
+            decision.refused = refused;
             if frames.migration().is_some() {
                 // It is attached only under load.
                 program.pause();
+                log_path(head, decision, host);
             } else {
-                let path = program.mode().map_or("a program", mode_name);
-                let because = decision.sentence(decision.best);
-                log(format!("flow `{}`: forwards by {path}: {because}", head.name));
+                log_path(head, decision, decision.best);
             }
             Ok(Some(program))
         }
-        Err(AttachRefusal::NoMode(text)) if own_address.is_some() => {
-            Err(FlowError::InvalidSetting(needs_program(&text)))
+        Err(AttachRefusal::NoMode(refused)) if own_address.is_some() => {
+            Err(FlowError::InvalidSetting(needs_program(&RefusedPath::list(&refused))))
         }
         Err(AttachRefusal::Rights(text)) if own_address.is_some() => {
             Err(FlowError::Rights(needs_program(&text)))
         }
         Err(refusal) if frames.path == PathChoice::Auto => {
-            let text = refusal.text();
-            let terms = decision.terms(decision.best);
-            log(format!(
-                "flow `{}`: the host forwards by packet sockets, since {text}; that takes {terms}",
-                head.name
-            ));
-            decision.refused = vec![text.to_owned()];
-            text.clone_into(&mut head.because);
+            decision.refused = refusal.refused();
+            head.because = RefusedPath::list(&decision.refused);
+            log_path(head, decision, decision.best);
             Ok(None)
         }
         Err(AttachRefusal::Rights(text)) => Err(FlowError::Rights(text)),
-        Err(AttachRefusal::NoMode(text)) => {
+        Err(AttachRefusal::NoMode(refused)) => {
+            let text = RefusedPath::list(&refused);
             Err(FlowError::InvalidSetting(format!("{text}; --path auto takes what there is")))
         }
     }
+}
+
+/// Logs by which path a flow begins to forward, and why.
+fn log_path(head: &FlowReport, decision: &PathDecision, path: PathChoice) {
+    let (name, path_name) = (&head.name, path_name(path));
+    log(format!("flow `{name}`: forwards by {path_name}: {}", decision.sentence(path, None)));
 }
 
 /// Says why a public address of this host is not possible here.
@@ -435,7 +431,12 @@ fn cannot_open(error: ForwarderError, names: &[String]) -> FlowError {
         ForwarderError::Open { port, source } => {
             let name = names.get(usize::from(port.0)).map_or("?", String::as_str);
             match source {
-                error @ OpenError::MissingCapability { .. } => FlowError::Rights(error.to_string()),
+                error @ OpenError::MissingCapability { what, capability } => {
+                    FlowError::Rights(match lacks(&Right::ALL) {
+                        (lacks, true) => format!("{what} needs {capability}, {lacks}"),
+                        _ => error.to_string(),
+                    })
+                }
                 error => FlowError::InvalidSetting(format!("interface `{name}`: {error}")),
             }
         }
@@ -495,38 +496,33 @@ impl Prepared for PreparedFrames {
             tables: Tables::new(&flow_name, self.fib, self.names, self.questions),
             routes: self.routes,
             names,
+            links: self.links,
             program: self.program,
             decision: self.decision,
             nat: self.nat,
             own_address: self.own_address,
             address_watch: self.address_watch,
-            inside: self.inside,
             begins_anew: false,
             state_file: self.state_file,
-            fullness: Fullness::default(),
             counters,
             async_forwarder,
             thread: Some(thread),
             migration,
             refresh_at: Instant::from_nanos(0),
             check_at: Instant::from_nanos(0),
-            doubled_by: None,
-            merged_by: None,
+            kernel_forwards: None,
+            merging: None,
             claims: self.claims,
         }))
     }
 }
 
-/// Logs an event of an interface.
+/// Logs an event of an interface; whether it is there and up, [`LinkStates`] says.
 fn tell(flow: &str, names: &[String], event: &HostEvent) {
     let name = |port: &Port| names.get(usize::from(port.0)).map_or("?", String::as_str);
     log(match event {
+        HostEvent::Link(_, LinkEvent::Removed | LinkEvent::Down | LinkEvent::Up) => return,
         HostEvent::Link(port, event) => match event {
-            LinkEvent::Removed => {
-                format!("flow `{flow}`: interface {} is gone; waiting for it", name(port))
-            }
-            LinkEvent::Down => format!("flow `{flow}`: interface {} is down", name(port)),
-            LinkEvent::Up => format!("flow `{flow}`: interface {} is up", name(port)),
             LinkEvent::MtuChanged(bytes) => {
                 format!("flow `{flow}`: interface {} has an MTU of {bytes} bytes", name(port))
             }

@@ -224,7 +224,7 @@ fn address_of(hex: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::public_side::AddressReach, *};
     use crate::config::Ports;
 
     fn own(first: u16, last: u16) -> OwnAddress {
@@ -248,7 +248,9 @@ mod tests {
 
     fn watch(is_own: bool, is_followed: bool) -> AddressWatch {
         let (address, ports) = ([10, 2, 0, 1].into(), Ports { first: 61000, last: 65535 });
-        AddressWatch::new(PublicSide { address, ports, is_own, is_followed }, "wan0".to_owned())
+        let reach = AddressReach::Outside;
+        let public = PublicSide { address, ports, is_own, is_followed, reach };
+        AddressWatch::new(public, "wan0".to_owned())
     }
 
     /// Goal: each change of the address is told once. Method: an address that the host has at the start, and one that it has not.

@@ -21,8 +21,8 @@ use crate::{
     config::PathChoice,
     journal::log,
     kernel::Interface,
-    plan::ranked,
-    privileges::{HeldRights, Right, listed},
+    plan::{RefusedPath, path_name, ranked},
+    privileges::{HeldRights, Right, lacks, listed},
 };
 
 /// Packets that a router's program leaves to the host, which answers, fragments, resolves, or drops and counts them.
@@ -40,21 +40,13 @@ const PASSED_UP: [DropReason; 8] = [
 /// The number of translations refreshed in one check.
 const REFRESHED_MAX: usize = 256;
 
-/// The name of an attach mode on the command line.
-pub(super) const fn mode_name(mode: AttachMode) -> &'static str {
-    match mode {
-        AttachMode::Native => "xdp-native",
-        AttachMode::Generic => "xdp-generic",
-        AttachMode::Tcx => "tcx",
-    }
-}
-
 /// An interface of the flow.
 #[derive(Clone, Debug)]
 pub(super) struct FlowInterface {
     pub(super) name: String,
     pub(super) index: u32,
     pub(super) is_pair: bool,
+    pub(super) is_up: bool,
     /// Its packets have no Ethernet header.
     pub(super) is_headerless: bool,
     /// The same, and a program at tcx may not find their IP header.
@@ -71,13 +63,15 @@ pub(super) enum AttachRefusal {
     /// Missing capabilities.
     Rights(String),
     /// It could not be attached in any mode.
-    NoMode(String),
+    NoMode(Vec<RefusedPath>),
 }
 
 impl AttachRefusal {
-    pub(super) fn text(&self) -> &str {
+    /// Returns the paths that are not possible.
+    pub(super) fn refused(self) -> Vec<RefusedPath> {
         match self {
-            Self::Rights(text) | Self::NoMode(text) => text,
+            Self::Rights(because) => vec![RefusedPath { path: None, because }],
+            Self::NoMode(refused) => refused,
         }
     }
 }
@@ -112,14 +106,15 @@ pub(super) fn attach(
     (choice, needs): (PathChoice, HostRequirement),
     (ports, taken): (&[FlowInterface], Option<TakenPorts>),
     (stages, work): (&[&dyn Stage], PlannedWork),
-) -> Result<(FrameProgram, Vec<String>), AttachRefusal> {
-    let (modes, mut reasons) = modes((choice, work), needs, ports);
+) -> Result<(FrameProgram, Vec<RefusedPath>), AttachRefusal> {
+    let (modes, mut refused) = modes((choice, work), needs, ports);
     let missing = HeldRights::now().missing(&[Right::Bpf, Right::NetAdmin]);
     // Where none is possible, rights would not help.
     if !modes.is_empty() && !missing.is_empty() {
+        let (lacks, _) = lacks(&missing);
         let missing = listed(&missing);
         return Err(AttachRefusal::Rights(format!(
-            "a program at the interface needs {missing}, which this process lacks"
+            "a program at the interface needs {missing}, {lacks}"
         )));
     }
 
@@ -176,13 +171,13 @@ pub(super) fn attach(
                     is_behind: false,
                     failure: None,
                 };
-                return Ok((program, reasons));
+                return Ok((program, refused));
             }
-            Err(error) => reasons.push(format!("{}: {}", mode_name(mode), named(&error, &names))),
+            Err(error) => refused.push(RefusedPath::new(path_of(mode), named(&error, &names))),
         }
     }
 
-    Err(AttachRefusal::NoMode(reasons.join("; ")))
+    Err(AttachRefusal::NoMode(refused))
 }
 
 /// Returns the error's text, with the interface's name.
@@ -239,7 +234,7 @@ fn modes(
     (choice, work): (PathChoice, PlannedWork),
     needs: HostRequirement,
     ports: &[FlowInterface],
-) -> (Vec<AttachMode>, Vec<String>) {
+) -> (Vec<AttachMode>, Vec<RefusedPath>) {
     // What would be dearer than packet sockets is not tried.
     let planned = || ranked(work).into_iter().map_while(mode_of).collect();
     let mut modes: Vec<AttachMode> = match choice {
@@ -247,11 +242,11 @@ fn modes(
         named => mode_of(named).into_iter().collect(),
     };
 
-    let mut reasons = Vec::new();
+    let mut refused = Vec::new();
     let mut leave_out = |mode: AttachMode, because: String| {
         if modes.contains(&mode) {
             modes.retain(|one| *one != mode);
-            reasons.push(format!("{}: {because}", mode_name(mode)));
+            refused.push(RefusedPath::new(path_of(mode), because));
         }
     };
 
@@ -282,7 +277,7 @@ fn modes(
     }
 
     if choice != PathChoice::Auto {
-        return (modes, reasons);
+        return (modes, refused);
     }
 
     if let Some(FlowInterface { name, .. }) =
@@ -303,7 +298,7 @@ fn modes(
                 mode,
                 format!(
                     "{name} has the VLAN {vlan}, whose packets XDP may take for untagged ones (--path {} takes it all the same)",
-                    mode_name(mode)
+                    path_name(path_of(mode))
                 ),
             );
         }
@@ -317,7 +312,7 @@ fn modes(
         );
     }
 
-    (modes, reasons)
+    (modes, refused)
 }
 
 /// Returns the first interface that has a VLAN, and that.
@@ -334,7 +329,8 @@ impl FlowTaker {
     pub(super) fn take(&self, flow: &NatFlow, now: Instant) {
         let Some(nic) = self.0.get() else { return };
         let mut nic = nic.lock().unwrap_or_else(PoisonError::into_inner);
-        if nic.attach_mode(Port(0)).is_some() {
+        // The interfaces of some ports may be gone.
+        if nic.is_attached() {
             // After an error it is detached, and the next check says why.
             let _ = nic.add_flow(flow, now);
         }
@@ -364,10 +360,19 @@ impl FrameProgram {
         self.side
     }
 
-    /// Returns the interfaces for which the program is not made: it is detached until they are what they were.
-    pub(super) fn waits_for(&self) -> Option<String> {
+    /// Returns whether it waits for interfaces for which it is not made: it is detached until they are what they were.
+    pub(super) fn waits(&self) -> bool {
+        !self.misfits.is_empty()
+    }
+
+    /// Returns why it is detached, if it is and that was not asked for.
+    pub(super) fn detached(&self) -> Option<String> {
         let names = self.misfits.iter().map(|port| self.name(*port)).collect::<Vec<_>>();
-        (!names.is_empty()).then(|| names.join(", "))
+        if !names.is_empty() {
+            return Some(format!("its program waits until {} is what it was", names.join(", ")));
+        }
+        let failure = self.failure.as_ref().filter(|_| self.is_behind)?;
+        Some(format!("its program is detached: {failure}"))
     }
 
     fn name(&self, port: Port) -> &str {

@@ -22,6 +22,18 @@ pub(super) struct PublicSide {
     pub(super) is_own: bool,
     /// The address was not configured: it is the outside interface's, and changes with it.
     pub(super) is_followed: bool,
+    pub(super) reach: AddressReach,
+}
+
+/// The network that has the public address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AddressReach {
+    /// The outside interface's, or it is this host's, wherever.
+    Outside,
+    /// An inside interface's alone.
+    Inside,
+    /// None on a link of the flow.
+    Elsewhere,
 }
 
 impl PublicSide {
@@ -44,7 +56,8 @@ impl PublicSide {
             published_elsewhere(one, address).map_err(FlowError::InvalidSetting)?;
             published_outside(one, ports).map_err(FlowError::InvalidSetting)?;
         }
-        Ok(Self { address, ports, is_own, is_followed: nat.address.is_none() })
+        let reach = reach(nat, (address, is_own), cache);
+        Ok(Self { address, ports, is_own, is_followed: nat.address.is_none(), reach })
     }
 }
 
@@ -78,17 +91,41 @@ fn check_address(
             ));
         }
     }
-    let on_link = |network: &Prefix| {
-        matches!(cache.target(*network), Some(Target::Via { gateway: None, .. }))
-    };
     let all = nat.inside.iter().chain([&nat.outside]).flat_map(networks);
-    for network in all.filter(on_link).filter(|network| network.length_bits() < 31) {
+    for network in all
+        .filter(|network| is_on_link(network, cache))
+        .filter(|network| network.length_bits() < 31)
+    {
         let bounds = bounds(&network);
         if [bounds.start(), bounds.end()].contains(&&address) {
             return Err(format!("{address} is the address of all hosts of {network}, not of one"));
         }
     }
     Ok(())
+}
+
+/// Finds the network on a link that has an address, of the outside interface first.
+fn reach(nat: &Nat, (address, is_own): (Ipv4Addr, bool), cache: &NetlinkCache) -> AddressReach {
+    let has = |name: &String| {
+        let index = cache.interface(name).map(|found| found.index);
+        let networks = index.map_or(Vec::new(), |index| cache.networks(index));
+        networks
+            .into_iter()
+            .any(|network| bounds(&network).contains(&address) && is_on_link(&network, cache))
+    };
+    if has(&nat.outside) {
+        AddressReach::Outside
+    } else if nat.inside.iter().any(has) {
+        AddressReach::Inside
+    } else if is_own {
+        AddressReach::Outside
+    } else {
+        AddressReach::Elsewhere
+    }
+}
+
+fn is_on_link(network: &Prefix, cache: &NetlinkCache) -> bool {
+    matches!(cache.target(*network), Some(Target::Via { gateway: None, .. }))
 }
 
 /// Returns the first and the last address of a network of IPv4.

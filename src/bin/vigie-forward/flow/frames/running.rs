@@ -13,14 +13,13 @@ use vigie::{
         tables::{CounterSnapshot, Prefix, Traffic, TrafficCounters},
     },
     spawn_blocking,
-    via::link::merges_packets,
 };
 
 use super::{
-    checks::{Claims, kernel_forwarding, merging},
-    fullness::Fullness,
+    checks::{Claims, KernelForwarding, kernel_forwarding, merging},
+    link_states::LinkStates,
     own_address::{AddressChange, AddressWatch, OwnAddress},
-    program::{FrameProgram, mode_name, path_of},
+    program::{FrameProgram, path_of},
     stages::LEFT_TO_KERNEL,
     state_file::StateFile,
     tables::Tables,
@@ -33,7 +32,7 @@ use crate::{
     journal::log,
     kernel::{Change, NetlinkCache},
     migration::Migration,
-    plan::PathDecision,
+    plan::{PathDecision, path_name},
     stats::FlowReport,
 };
 
@@ -47,6 +46,7 @@ pub(super) struct FramesFlow {
     pub(super) head: FlowReport,
     /// Names of interfaces, in the order of their ports.
     pub(super) names: Rc<[String]>,
+    pub(super) links: LinkStates,
     pub(super) tables: Tables,
     pub(super) program: Option<FrameProgram>,
     pub(super) decision: PathDecision,
@@ -56,13 +56,10 @@ pub(super) struct FramesFlow {
     /// The public address, if this host has it itself.
     pub(super) own_address: Option<OwnAddress>,
     pub(super) address_watch: Option<AddressWatch>,
-    /// The networks whose addresses are translated.
-    pub(super) inside: Vec<Prefix>,
     /// The address that it follows is another one.
     pub(super) begins_anew: bool,
     /// The file that keeps translations.
     pub(super) state_file: Option<StateFile>,
-    pub(super) fullness: Fullness,
     pub(super) counters: TrafficCounters,
     pub(super) async_forwarder: AsyncForwarder,
     pub(super) thread: Option<HostThread>,
@@ -70,10 +67,10 @@ pub(super) struct FramesFlow {
     pub(super) refresh_at: Instant,
     /// The time at which the interfaces' drivers are asked again.
     pub(super) check_at: Instant,
-    /// The setting by which the kernel has begun to forward the same packets.
-    pub(super) doubled_by: Option<String>,
-    /// The interface that has begun to merge packets.
-    pub(super) merged_by: Option<String>,
+    /// Where the kernel has begun to forward the same packets.
+    pub(super) kernel_forwards: Option<KernelForwarding>,
+    /// What was said of interfaces that have begun to merge packets.
+    pub(super) merging: Option<String>,
     /// Held until the interfaces are free.
     pub(super) claims: Claims,
 }
@@ -122,7 +119,16 @@ impl FramesFlow {
             PathChoice::AfXdp => PathChoice::AfXdp,
             _ => PathChoice::AfPacket,
         };
-        let because = self.decision.sentence(place.map_or(at_host, path_of));
+        let detached = self
+            .program
+            .as_ref()
+            .filter(|program| place.is_none() && program.side() == FlowSide::Nic);
+        let detached = detached.and_then(|program| Some((program.detached()?, program.is_alone())));
+        if let Some((because, true)) = detached {
+            return format!("`{name}` ({between}) is not forwarded, since {because}.");
+        }
+        let because = detached.as_ref().map(|(because, _)| because.as_str());
+        let because = self.decision.sentence(place.map_or(at_host, path_of), because);
         let count = |name: &str| counters.get(name).copied().unwrap_or(0);
         let (by_program, by_host) = (count("nic: sent_packets"), count("host: sent_packets"));
         let share = by_program.saturating_mul(100).checked_div(by_program.saturating_add(by_host));
@@ -138,10 +144,10 @@ impl FramesFlow {
         let Some(program) = &mut self.program else {
             return Err(format!("it has no program at its interfaces: {}", self.head.because));
         };
-        let waits_for = program.waits_for();
-        match (side, program.side(), &waits_for) {
-            (FlowSide::Nic, FlowSide::Nic, Some(names)) => {
-                return Err(format!("it goes back to the nic when {names} is what it was"));
+        let mode = program.mode();
+        match (side, program.side(), program.detached()) {
+            (FlowSide::Nic, FlowSide::Nic, Some(because)) => {
+                return Err(format!("it goes back to the nic by itself, but {because}"));
             }
             (FlowSide::Nic, FlowSide::Nic, None) | (FlowSide::Host, FlowSide::Host, _) => {
                 return Err(format!("it is at the {} already", side.name()));
@@ -155,7 +161,7 @@ impl FramesFlow {
             (FlowSide::Nic, FlowSide::Host, _) => program.resume()?,
             (FlowSide::Host, FlowSide::Nic, _) => program.pause(),
         }
-        if waits_for.is_none() {
+        if program.mode() != mode {
             self.head.migrations += 1;
         }
         if let Some(migration) = &mut self.migration {
@@ -188,39 +194,36 @@ impl FramesFlow {
 
     /// Says when the kernel begins to forward the same packets, which then arrive twice, and when that ends.
     fn watch_kernel(&mut self) {
-        let doubled_by = self.names.iter().find_map(|name| kernel_forwarding(name));
-        if doubled_by == self.doubled_by {
+        let forwards = kernel_forwarding(&self.names);
+        if forwards == self.kernel_forwards {
             return;
         }
         let name = &self.head.name;
-        log(match &doubled_by {
-            Some(setting) => format!(
-                "flow `{name}`: the kernel has begun to forward, too, and packets arrive twice: turn that off (`sysctl -w \
-                 {setting}=0`)"
+        let begins =
+            if self.kernel_forwards.is_none() { "has begun to forward" } else { "forwards" };
+        log(match &forwards {
+            Some(KernelForwarding { from, off }) => format!(
+                "flow `{name}`: the kernel {begins}, too, from {from}, and packets arrive twice: turn that off ({off})"
             ),
             None => format!("flow `{name}`: the kernel no longer forwards, too"),
         });
-        self.doubled_by = doubled_by;
+        self.kernel_forwards = forwards;
     }
 
-    /// Says when an interface begins to merge packets, which then cannot be forwarded as they came, and when that ends.
+    /// Says when interfaces begin to merge packets, which then cannot be forwarded as they came, and when that ends.
     fn watch_merging(&mut self) {
-        let merges = self.names.iter().find(|name| merges_packets(name).unwrap_or(false)).cloned();
-        if merges == self.merged_by {
-            return;
+        let merging = merging(&self.names);
+        if merging != self.merging {
+            let said = merging.as_deref().unwrap_or("no interface merges packets any more");
+            log(format!("flow `{}`: {said}", self.head.name));
+            self.merging = merging;
         }
-        let name = &self.head.name;
-        log(match &merges {
-            Some(interface) => format!("flow `{name}`: {}", merging(interface)),
-            None => format!("flow `{name}`: no interface merges packets any more"),
-        });
-        self.merged_by = merges;
     }
 
     /// Moves the flow if its load requires it.
     fn migrate(&mut self, now: Instant) {
         let Some(migration) = &mut self.migration else { return };
-        if self.program.as_ref().is_some_and(|program| program.waits_for().is_some()) {
+        if self.program.as_ref().is_some_and(FrameProgram::waits) {
             return migration.pause();
         }
         let host = self.counters.snapshot().received.packets;
@@ -259,7 +262,8 @@ impl Running for FramesFlow {
         let hops = self.tables.hop_traffic();
         let place = self.program.as_ref().and_then(FrameProgram::mode);
         let side = if place.is_some() { FlowSide::Nic } else { FlowSide::Host };
-        let path = place.map_or_else(|| self.head.path.clone(), |mode| mode_name(mode).to_owned());
+        let path = place
+            .map_or_else(|| self.head.path.clone(), |mode| path_name(path_of(mode)).to_owned());
         let sentence = self.sentence(place, &path, &counters);
         let (units, bytes) = (sent.packets, sent.bytes);
         let side = side.name().to_owned();
@@ -272,6 +276,9 @@ impl Running for FramesFlow {
             self.tables.follow(changes, cache);
         }
         for change in changes {
+            if let Some(said) = self.links.change(change) {
+                log(format!("flow `{}`: {said}", self.head.name));
+            }
             self.tell_program(change);
         }
         if let Some(program) = &mut self.program {
@@ -280,14 +287,12 @@ impl Running for FramesFlow {
     }
 
     fn tick(&mut self, cache: Option<&NetlinkCache>, now: Instant) {
-        if let Some(Translations { table: nat, .. }) = &self.nat {
-            nat.expire(now);
+        if let Some(nat) = &mut self.nat {
+            nat.table.expire(now);
             if let Some(state_file) = &mut self.state_file {
-                state_file.tick(nat, now);
+                state_file.tick(&nat.table, now);
             }
-            if let Some(said) = self.fullness.check(&nat.usage(), now) {
-                log(format!("flow `{}`: {said}", self.head.name));
-            }
+            nat.check(now).for_each(|said| log(format!("flow `{}`: {said}", self.head.name)));
         }
         if let Some(program) = &mut self.program {
             program.follow(now);
@@ -319,20 +324,23 @@ impl Running for FramesFlow {
     }
 
     fn begins_anew(&mut self) -> Option<Vec<Prefix>> {
-        std::mem::take(&mut self.begins_anew).then(|| self.inside.clone())
+        let inside = || self.nat.as_ref().map_or(Vec::new(), |nat| nat.inside.clone());
+        std::mem::take(&mut self.begins_anew).then(inside)
     }
 
-    fn move_to(&mut self, side: FlowSide) -> Result<(), String> {
+    fn move_to(&mut self, side: FlowSide) -> Result<Option<String>, String> {
         self.go_to(side)?;
-        let (name, side) = (&self.head.name, side.name());
-        let waits_for = self.program.as_ref().and_then(FrameProgram::waits_for);
-        log(match waits_for {
-            Some(names) => {
-                format!("flow `{name}` goes to the {side} as requested when {names} is what it was")
+        let (name, side_name) = (&self.head.name, side.name());
+        // At the host it is already.
+        let detached = self.program.as_ref().and_then(FrameProgram::detached);
+        let deferred = detached.filter(|_| side == FlowSide::Nic);
+        log(match &deferred {
+            Some(because) => {
+                format!("flow `{name}` does not move to the {side_name} yet: {because}")
             }
-            None => format!("flow `{name}` moved to the {side} as requested"),
+            None => format!("flow `{name}` moved to the {side_name} as requested"),
         });
-        Ok(())
+        Ok(deferred)
     }
 
     fn drain(mut self: Box<Self>, _: Instant) -> Draining {

@@ -14,7 +14,7 @@ use vigie::{
     via::link::{EtherType, MacAddress},
 };
 
-use super::{program::FlowTaker, questions::Questions};
+use super::{program::FlowTaker, questions::Questions, untranslated::UntranslatedCounter};
 
 /// The port of packets for this host. It has no interface: a program passes such packets up to the kernel; the host's
 /// own pipeline drops them, since the kernel has its own copy.
@@ -220,11 +220,27 @@ impl Stage for SegmentLimit {
 pub(super) struct Router {
     route: RouteStage,
     questions: Arc<Questions>,
+    /// Counts what translations should perhaps have changed.
+    untranslated: Option<UntranslatedCounter>,
 }
 
 impl Router {
-    pub(super) fn new(fib: Fib, questions: Arc<Questions>) -> Self {
-        Self { route: RouteStage::new(fib).hold_unresolved(), questions }
+    pub(super) fn new(
+        fib: Fib,
+        questions: Arc<Questions>,
+        untranslated: Option<UntranslatedCounter>,
+    ) -> Self {
+        Self { route: RouteStage::new(fib).hold_unresolved(), questions, untranslated }
+    }
+
+    /// Takes note of the verdict on a packet.
+    fn note(&self, packet: &mut Packet, verdict: Verdict) -> Verdict {
+        if let Some(untranslated) = &self.untranslated
+            && let Verdict::SetEgress(egress) | Verdict::Fragment(egress, _) = verdict
+        {
+            untranslated.note(packet, egress);
+        }
+        verdict
     }
 
     /// Asks for the neighbour for which the first packet has just been held.
@@ -262,14 +278,16 @@ impl Stage for Router {
                 self.ask();
                 Verdict::Hold
             }
-            verdict => verdict,
+            verdict => self.note(packet, verdict),
         }
     }
 
     fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
         let released = self.route.release(now);
         self.ask();
-        released
+        let (mut packet, verdict) = released?;
+        let verdict = self.note(&mut packet, verdict);
+        Some((packet, verdict))
     }
 
     fn next_release(&self, now: Instant) -> Option<Instant> {
@@ -425,7 +443,7 @@ mod tests {
     #[test]
     fn the_router_waits_for_neighbours() {
         let (fib, now) = (fib(), monotonic_now());
-        let router = Router::new(fib.clone(), Arc::new(Questions::new()));
+        let router = Router::new(fib.clone(), Arc::new(Questions::new()), None);
         let mut guard = Guard::new(&fib, None, vec![Box::new(Ttl::new()), Box::new(router)]);
         let mut verdict = |to| guard.process(&mut ip(to), now);
         assert_eq!(verdict([10, 1, 0, 5]), Verdict::Hold);

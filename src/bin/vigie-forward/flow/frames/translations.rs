@@ -2,7 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use vigie::forward::{packet::TCP, tables::NatTable};
+use vigie::{
+    Instant,
+    detect::clock::monotonic_now,
+    forward::{
+        packet::TCP,
+        tables::{NatTable, Prefix},
+    },
+};
+
+use super::{
+    fullness::Fullness,
+    untranslated::{UntranslatedCount, UntranslatedWatch},
+};
 
 use crate::{
     access_log::{self, EntryKind},
@@ -14,6 +26,11 @@ pub(super) struct Translations {
     pub(super) table: NatTable,
     pub(super) log: LogChoice,
     pub(super) publish: Vec<Publish>,
+    pub(super) fullness: Fullness,
+    pub(super) untranslated: UntranslatedCount,
+    pub(super) watch: UntranslatedWatch,
+    /// The networks that are translated.
+    pub(super) inside: Vec<Prefix>,
 }
 
 impl Translations {
@@ -26,6 +43,7 @@ impl Translations {
         counters.insert("translations: percent full".to_owned(), count(usage.percent()));
         counters.insert("translations: ended for others".to_owned(), usage.evicted);
         counters.insert("translations: refused".to_owned(), usage.refused);
+        counters.insert("untranslated".to_owned(), self.untranslated.packets());
         for ((protocol, external), hits) in self.table.reserved() {
             let is_tcp = protocol == TCP;
             let rule = self.publish.iter().find(|one| {
@@ -37,17 +55,32 @@ impl Translations {
         }
     }
 
+    /// Returns what there is to say: of a full table, and of packets that are not translated.
+    pub(super) fn check(&mut self, now: Instant) -> impl Iterator<Item = String> {
+        let full = self.fullness.check(&self.table.usage(), now);
+        let source = self.watch.check(&self.untranslated, now);
+        let untranslated = source.map(|source| {
+            let inside: Vec<_> = self.inside.iter().map(Prefix::to_string).collect();
+            format!(
+                "forwards packets from {source} to the outside untranslated, since it is not in the networks that are translated ({}): add its \
+                 network to `from`, unless hosts outside reach this address; `untranslated` counts such packets",
+                inside.join(", ")
+            )
+        });
+        full.into_iter().chain(untranslated)
+    }
+
     /// Logs that all translations end with the flow. Translations that are kept for the next start do not.
     pub(super) fn log_end(&self, flow: &str) {
         if self.log == LogChoice::Off {
             return;
         }
         let has_remote = self.log == LogChoice::Each;
-        let end = move |flow| EntryKind::Translation {
-            flow,
-            has_remote,
-            end: Some((None, "stopped".to_owned())),
+        let end = move |(flow, age)| {
+            let end = Some((age, "stopped".to_owned()));
+            EntryKind::Translation { flow, has_remote, end }
         };
-        access_log::offer_all(Arc::from(flow), self.table.flows().into_iter().map(end));
+        let flows = self.table.flows_with_ages(monotonic_now());
+        access_log::offer_all(Arc::from(flow), flows.into_iter().map(end));
     }
 }
