@@ -321,6 +321,29 @@ fn decrement(packet: &mut [u8]) {
     }
 }
 
+/// A packet of TCP without payload.
+fn small_packet(is_v6: bool) -> Vec<u8> {
+    let mut packet = segments((1, 2), &[], is_v6).bytes;
+    let (length, (at, field)) = if is_v6 { (60, (4, 20_u16)) } else { (40, (2, 40)) };
+    packet[at..at + 2].copy_from_slice(&field.to_be_bytes());
+    packet.truncate(length);
+    packet
+}
+
+/// Returns what the links have received.
+fn frames(links: &mut [Link]) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    for link in links {
+        let take = |frame: &Frame<'_>| {
+            let mut bytes = vec![0; frame.len()];
+            frame.read(0, &mut bytes);
+            frames.push(bytes);
+        };
+        link.recv_each(64, take).expect("it is up");
+    }
+    frames
+}
+
 /// Goal: a packet of which the kernel says another version of IP than its first bits do is as malformed to a program as to the host; where it says neither
 /// version, the program leaves it to the kernel, whose sockets of IP the host reads get none. Method: packets of both versions under each protocol, cut to
 /// all short lengths, too.
@@ -344,32 +367,7 @@ fn packets_are_what_the_kernel_says() {
             let link = Link::builder("t0").ether_type(version).adds_headers();
             link.open().expect("a link")
         });
-        let mut received = || {
-            let mut frames = Vec::new();
-            for link in &mut links {
-                let take = |frame: &Frame<'_>| {
-                    let mut bytes = vec![0; frame.len()];
-                    frame.read(0, &mut bytes);
-                    frames.push(bytes);
-                };
-                link.recv_each(64, take).expect("it is up");
-            }
-            frames
-        };
-
-        let packets =
-            [segments((1, 2), &[], false), segments((1, 2), &[], true)].map(|mut packet| {
-                let length = if packet.bytes[0] >> 4 == 6 {
-                    packet.bytes[4..6].copy_from_slice(&20_u16.to_be_bytes());
-                    60
-                } else {
-                    packet.bytes[2..4].copy_from_slice(&40_u16.to_be_bytes());
-                    packet.bytes[10..12].fill(0);
-                    40
-                };
-                packet.bytes.truncate(length);
-                packet.bytes
-            });
+        let packets = [small_packet(false), small_packet(true)];
         let mut seen = Seen::default();
         for ether_type in [0x0800, 0x86dd, 0x0806, 0x1234] {
             for packet in &packets {
@@ -377,7 +375,7 @@ fn packets_are_what_the_kernel_says() {
                     let packet = &packet[..length];
                     let mut by_host = Vec::new();
                     if tun.arrive_as(ether_type, packet) {
-                        for frame in received() {
+                        for frame in frames(&mut links) {
                             let now = Instant::from_nanos(1_000_000_000);
                             let made = on_host(&mut host, Port(0), &frame, None, now);
                             by_host.push((made.dropped, made.port));
@@ -391,7 +389,7 @@ fn packets_are_what_the_kernel_says() {
                     let is_taken = tun.arrive_as(ether_type, packet);
                     let after = nic.counters().expect("counters");
                     drop(nic);
-                    drop(received());
+                    drop(frames(&mut links));
                     seen.packets += 1;
                     let said = || format!("{ether_type:#x}, {packet:02x?}: {by_host:?}");
                     let is_ip = versions.contains(&EtherType(ether_type));
