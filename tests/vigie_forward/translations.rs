@@ -333,8 +333,14 @@ fn an_address_of_another_host_is_refused() {
             assert!(ended.said.contains(&expected), "{}", ended.said);
         }
         network.server.run("ip addr del 10.2.0.9/24 dev s0");
-        let first = nat("10.2.0.9").ready();
+        let mut first = nat("10.2.0.9").ready();
         assert!(call(&network.caller(), SERVER, network.echo()).starts_with("10.2.0.9:"));
+        network.server.run("ip addr add 10.2.0.9/24 dev s0");
+        // From this address, it asks for another one.
+        let sender = network.server.inside(|| UdpSocket::bind("10.2.0.9:0").expect("its own"));
+        sender.send_to(b"x", "10.2.0.77:9").expect("it asks for the neighbour first");
+        first.until(&format!("has 10.2.0.9, too (its Ethernet address is {mac})"));
+        network.server.run("ip addr del 10.2.0.9/24 dev s0");
         first.signal(Signal::KILL);
         drop(first.wait());
         let ended = nat("10.2.0.9").ready().end();
@@ -389,6 +395,11 @@ fn what_is_not_translated_is_told() {
             let ended = wrong.end();
             assert_eq!(ended.code(), 0);
             assert_eq!(ended.said.matches("untranslated, since").count(), 1, "{}", ended.said);
+
+            let mut wide = start("10.0.0.0/8");
+            assert!(call(&caller, SERVER, port).starts_with("10.1.0.2:"));
+            wide.until("untranslated, since their destination is in the networks");
+            assert_eq!(wide.end().code(), 0);
         }
     });
 }

@@ -147,19 +147,16 @@ pub(super) fn check_own_address(
 /// Checks that no other host answers for a public address that this one has not got. Not where it may be this process that answers: for a flow whose
 /// interfaces another one still has.
 pub(super) fn check_is_free(
-    kind: &FlowKind,
+    public_side: Option<PublicSide>,
     flow_interfaces: &[FlowInterface],
-    (public_side, start): (Option<PublicSide>, FlowStart),
+    start: FlowStart,
 ) -> Result<(), FlowError> {
     let (Some(PublicSide { address, is_own: false, .. }), Some(outside)) =
-        (public_side, flow_interfaces.last())
+        (public_side, flow_interfaces.last().filter(|outside| !outside.is_headerless))
     else {
         return Ok(());
     };
-    let FlowInterface { name, is_headerless, .. } = outside;
-    if !matches!(kind, FlowKind::Nat(_)) || *is_headerless {
-        return Ok(());
-    }
+    let name = &outside.name;
     let unknown = |because: &str| {
         log(format!(
             "whether another host at {name} has the address {address} is unknown: {because}"

@@ -14,12 +14,13 @@ use vigie::forward::{
 use super::{
     fullness::Fullness,
     own_address::AddressWatch,
+    probe::Rival,
     program::{FlowInterface, FlowTaker},
     public_side::{AddressReach, PublicSide},
     questions::Questions,
-    stages::{Guard, Router, SegmentLimit, Translator},
+    stages::{AnsweredAddress, Guard, Router, SegmentLimit, Translator},
     translations::Translations,
-    untranslated::{UntranslatedCount, UntranslatedCounter, UntranslatedWatch},
+    untranslated::{Onset, UntranslatedCount, UntranslatedCounter, UntranslatedWatch},
 };
 use crate::{
     access_log,
@@ -39,19 +40,29 @@ pub(super) enum Forwarding {
         inside: Vec<Prefix>,
         public: PublicSide,
         untranslated: UntranslatedCount,
+        rival: Rival,
     },
 }
 
 impl Forwarding {
     /// Returns what a running flow has of its translations, if it has some.
     pub(super) fn into_translations(self) -> Option<(Translations, AddressWatch)> {
-        let Self::Translate { table, nat, public, inside, untranslated, .. } = self else {
+        let Self::Translate { table, nat, public, inside, untranslated, rival, .. } = self else {
             return None;
         };
-        let (log, publish) = (nat.log, nat.publish);
-        let (fullness, watch) = (Fullness::default(), UntranslatedWatch::default());
-        let translations =
-            Translations { table, log, publish, fullness, untranslated, watch, inside };
+        let (log, publish, outside) = (nat.log, nat.publish, nat.outside.clone());
+        let translations = Translations {
+            table,
+            log,
+            publish,
+            fullness: Fullness::default(),
+            untranslated,
+            watch: UntranslatedWatch::default(),
+            inside,
+            rival,
+            rival_onset: Onset::default(),
+            public: (public.address, outside),
+        };
         Some((translations, AddressWatch::new(public, nat.outside)))
     }
 }
@@ -117,8 +128,15 @@ pub(super) fn forwarding_of(
                     nat.inside.join(", ")
                 )));
             }
-            let (nat, untranslated) = (Box::new(nat.clone()), UntranslatedCount::default());
-            Forwarding::Translate { table, nat, outside, inside, public, untranslated }
+            Forwarding::Translate {
+                table,
+                nat: Box::new(nat.clone()),
+                outside,
+                inside,
+                public,
+                untranslated: UntranslatedCount::default(),
+                rival: Rival::default(),
+            }
         }
     })
 }
@@ -211,7 +229,7 @@ pub(super) fn host_stages(
             behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions), None)));
             vec![Box::new(Guard::new(fib, None, behind))]
         }
-        Forwarding::Translate { table, nat, outside, inside, public, untranslated } => {
+        Forwarding::Translate { table, nat, outside, inside, public, untranslated, rival } => {
             let mut behind = checks();
             let translator = nat_stage(table, nat, public.address, (*outside, inside));
             behind.push(Box::new(Translator::new(translator, taker.clone())));
@@ -224,7 +242,11 @@ pub(super) fn host_stages(
             let untranslated = UntranslatedCounter { count, public: public.address, outside };
             let router = Router::new(fib.clone(), Arc::clone(questions), Some(untranslated));
             behind.push(Box::new(router));
-            let answers_for = (!public.is_own).then_some((public.address, outside));
+            let answers_for = (!public.is_own).then(|| AnsweredAddress {
+                address: public.address,
+                port: outside,
+                rival: rival.clone(),
+            });
             vec![Box::new(Guard::new(fib, answers_for, behind))]
         }
     }

@@ -140,7 +140,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let taker = FlowTaker::default();
     let work = forwarding_of((&flow.name, &flow.kind), &flow_interfaces, public_side)?;
     warn_unreached(&flow.kind, &flow_interfaces, public_side);
-    check_is_free(&flow.kind, &flow_interfaces, (public_side, start))?;
+    check_is_free(public_side, &flow_interfaces, start)?;
     let state_file = state_file(&flow.name, &work)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {

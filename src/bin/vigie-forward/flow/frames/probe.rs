@@ -1,6 +1,13 @@
-//! Asks the outside network whether another host has an address, before translations answer for it.
+//! Whether another host of the outside network has an address for which translations answer: asked at the start, and heard of later.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vigie::{
@@ -48,6 +55,27 @@ pub(super) fn holder(interface: &str, address: Ipv4Addr) -> Result<Option<MacAdd
     Ok(None)
 }
 
+/// The last other host from which a pipeline has heard that it has the address (RFC 5227, section 2.4). Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rival(Arc<AtomicU64>);
+
+impl Rival {
+    /// Takes note of its Ethernet address.
+    pub(super) fn note(&self, mac: MacAddress) {
+        let [a, b, c, d, e, f] = mac.0;
+        // Not 0, which is none.
+        let number = u64::from_be_bytes([0, 1, a, b, c, d, e, f]);
+        self.0.store(number, Ordering::Relaxed);
+    }
+
+    /// Returns the address that was noted since the last call.
+    pub(super) fn take(&self) -> Option<MacAddress> {
+        let number = self.0.swap(0, Ordering::Relaxed);
+        let [_, _, mac @ ..] = number.to_be_bytes();
+        (number != 0).then_some(MacAddress(mac))
+    }
+}
+
 /// A request for an address from none.
 fn probe(own: MacAddress, address: Ipv4Addr) -> Vec<u8> {
     let none = Ipv4Addr::UNSPECIFIED.octets();
@@ -64,6 +92,17 @@ fn sender(frame: &[u8], address: Ipv4Addr) -> Option<MacAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: another host is told once for each time that it was heard of. Method: two addresses, one of zeros.
+    #[test]
+    fn rivals_are_told() {
+        let rival = Rival::default();
+        assert_eq!(rival.take(), None);
+        for mac in [MacAddress([0; 6]), MacAddress([2, 3, 4, 5, 6, 7])] {
+            rival.clone().note(mac);
+            assert_eq!((rival.take(), rival.take()), (Some(mac), None));
+        }
+    }
 
     /// Goal: a probe is as RFC 5227 has it, and only packets from its address count as an answer. Method: an answer, and packets that differ in one
     /// field.

@@ -14,7 +14,9 @@ use vigie::{
     via::link::{EtherType, MacAddress},
 };
 
-use super::{program::FlowTaker, questions::Questions, untranslated::UntranslatedCounter};
+use super::{
+    probe::Rival, program::FlowTaker, questions::Questions, untranslated::UntranslatedCounter,
+};
 
 /// The port of packets for this host. It has no interface: a program passes such packets up to the kernel; the host's
 /// own pipeline drops them, since the kernel has its own copy.
@@ -28,15 +30,23 @@ pub(super) const LEFT_TO_KERNEL: DropReason = DropReason::User;
 /// it, which so only see IP.
 pub(super) struct Guard {
     reader: FibReader,
-    /// The address, and the port on whose link it is.
-    answers_for: Option<(Ipv4Addr, Port)>,
+    answers_for: Option<AnsweredAddress>,
     behind: Vec<Box<dyn Stage>>,
+}
+
+/// An address that no host has.
+pub(super) struct AnsweredAddress {
+    pub(super) address: Ipv4Addr,
+    /// The port on whose link it is.
+    pub(super) port: Port,
+    /// A host that has it nevertheless.
+    pub(super) rival: Rival,
 }
 
 impl Guard {
     pub(super) fn new(
         fib: &Fib,
-        answers_for: Option<(Ipv4Addr, Port)>,
+        answers_for: Option<AnsweredAddress>,
         behind: Vec<Box<dyn Stage>>,
     ) -> Self {
         Self { reader: fib.reader(), answers_for, behind }
@@ -83,18 +93,24 @@ impl Guard {
     /// Answers an ARP request for our address.
     fn answer(&mut self, packet: &mut Packet, payload_at: usize) -> Verdict {
         let left = Verdict::Drop(LEFT_TO_KERNEL);
-        let Some((address, port)) = self.answers_for else { return left };
+        let Some(AnsweredAddress { address, port, rival }) = &self.answers_for else { return left };
+        let (address, port) = (*address, *port);
         let (Some(own), Some(payload)) =
             (self.reader.get().interface(port), packet.bytes().get(payload_at..))
         else {
             return left;
         };
         let Ok(question) = Arp::parse(payload) else { return left };
-        let is_ours = packet.ingress() == port
-            && question.operation == 1
-            && question.target_ip == address
-            && question.sender_ip != address;
-        if !is_ours {
+        if packet.ingress() != port {
+            return left;
+        }
+        if question.sender_ip == address {
+            if question.sender != own.address {
+                rival.note(question.sender);
+            }
+            return left;
+        }
+        if question.operation != 1 || question.target_ip != address {
             return left;
         }
         packet.resize(payload_at + ARP_BYTES);
@@ -415,7 +431,9 @@ mod tests {
     fn the_guard_answers_for_its_address() {
         let address = Ipv4Addr::new(192, 0, 2, 1);
         let now = monotonic_now();
-        let mut guard = Guard::new(&fib(), Some((address, Port(0))), vec![Box::new(Ttl::new())]);
+        let rival = Rival::default();
+        let answers_for = AnsweredAddress { address, port: Port(0), rival: rival.clone() };
+        let mut guard = Guard::new(&fib(), Some(answers_for), vec![Box::new(Ttl::new())]);
         let question = |operation: u8, target: [u8; 4]| {
             let mut payload = vec![0, 1, 8, 0, 6, 4, 0, operation];
             payload.extend(OTHER.0);
@@ -435,6 +453,14 @@ mod tests {
         assert_eq!((answer.target, answer.target_ip), (OTHER, [192, 0, 2, 7].into()));
         for mut other in [question(2, address.octets()), question(1, [192, 0, 2, 2])] {
             assert_eq!(guard.process(&mut other, now), Verdict::Drop(LEFT_TO_KERNEL));
+        }
+        assert_eq!(rival.take(), None);
+        // One who says that it has the address.
+        for operation in [1, 2] {
+            let mut announced = question(operation, address.octets());
+            announced.bytes_mut()[28..32].copy_from_slice(&address.octets());
+            assert_eq!(guard.process(&mut announced, now), Verdict::Drop(LEFT_TO_KERNEL));
+            assert_eq!(rival.take(), Some(OTHER));
         }
     }
 

@@ -1,6 +1,6 @@
 //! The translations of a flow, as its report and its log show them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use vigie::{
     Instant,
@@ -13,9 +13,9 @@ use vigie::{
 
 use super::{
     fullness::Fullness,
-    untranslated::{UntranslatedCount, UntranslatedWatch},
+    probe::Rival,
+    untranslated::{Onset, UntranslatedCount, UntranslatedWatch},
 };
-
 use crate::{
     access_log::{self, EntryKind},
     config::{LogChoice, Publish, TransportProtocol},
@@ -31,6 +31,11 @@ pub(super) struct Translations {
     pub(super) watch: UntranslatedWatch,
     /// The networks that are translated.
     pub(super) inside: Vec<Prefix>,
+    /// Another host with the public address.
+    pub(super) rival: Rival,
+    pub(super) rival_onset: Onset,
+    /// That address, and the interface of the outside network.
+    pub(super) public: (Ipv4Addr, String),
 }
 
 impl Translations {
@@ -55,19 +60,36 @@ impl Translations {
         }
     }
 
-    /// Returns what there is to say: of a full table, and of packets that are not translated.
+    /// Returns what there is to say: of a full table, of packets that are not translated, and of another host with the public address.
     pub(super) fn check(&mut self, now: Instant) -> impl Iterator<Item = String> {
         let full = self.fullness.check(&self.table.usage(), now);
         let source = self.watch.check(&self.untranslated, now);
         let untranslated = source.map(|source| {
             let inside: Vec<_> = self.inside.iter().map(Prefix::to_string).collect();
+            let inside = inside.join(", ");
+            let because = if self.inside.iter().any(|one| one.contains(source.into())) {
+                format!(
+                    "their destination is in the networks that are translated ({inside}), too: narrow `from` to those inside"
+                )
+            } else {
+                format!(
+                    "it is not in the networks that are translated ({inside}): add its network to `from`, unless hosts outside reach this \
+                     address"
+                )
+            };
             format!(
-                "forwards packets from {source} to the outside untranslated, since it is not in the networks that are translated ({}): add its \
-                 network to `from`, unless hosts outside reach this address; `untranslated` counts such packets",
-                inside.join(", ")
+                "forwards packets from {source} to the outside untranslated, since {because}; `untranslated` counts such packets"
             )
         });
-        full.into_iter().chain(untranslated)
+        let rival = self.rival.take().filter(|_| self.rival_onset.begins(now));
+        let rival = rival.map(|mac| {
+            let (address, outside) = &self.public;
+            format!(
+                "another host at `{outside}` has {address}, too (its Ethernet address is {mac}), and gets some of the answers: take the address \
+                 from it, or give `address` a free one and start `vigie-forward` again"
+            )
+        });
+        full.into_iter().chain(untranslated).chain(rival)
     }
 
     /// Logs that all translations end with the flow. Translations that are kept for the next start do not.

@@ -14,7 +14,7 @@ use vigie::{
     forward::packet::{Packet, Port},
 };
 
-/// After this time without such a packet, the next one is told again.
+/// After this time without it, something is told again.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// What a pipeline has counted. A program passes all of these packets up to it. Clones share the counter. Statistics only.
@@ -57,24 +57,32 @@ impl UntranslatedCounter {
     }
 }
 
+/// Says when something that happens again and again begins.
+#[derive(Debug, Default)]
+pub(super) struct Onset {
+    last: Option<Instant>,
+}
+
+impl Onset {
+    /// Takes note that it has happened. Returns whether it has just begun.
+    pub(super) fn begins(&mut self, now: Instant) -> bool {
+        self.last.replace(now).is_none_or(|last| now - last >= QUIET)
+    }
+}
+
 /// Says when such packets begin.
 #[derive(Debug, Default)]
 pub(super) struct UntranslatedWatch {
     /// The number at the last check.
     packets: u64,
-    /// When it last had grown.
-    grown: Option<Instant>,
+    onset: Onset,
 }
 
 impl UntranslatedWatch {
     /// Returns the source of a packet, if these have begun.
     pub(super) fn check(&mut self, count: &UntranslatedCount, now: Instant) -> Option<Ipv4Addr> {
         let before = std::mem::replace(&mut self.packets, count.packets());
-        if self.packets == before {
-            return None;
-        }
-        let before = self.grown.replace(now);
-        let begins = before.is_none_or(|before| now - before >= QUIET);
+        let begins = self.packets != before && self.onset.begins(now);
         begins.then(|| Ipv4Addr::from_bits(count.0.source.load(Ordering::Relaxed)))
     }
 }

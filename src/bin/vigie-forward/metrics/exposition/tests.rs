@@ -112,6 +112,7 @@ fn router() -> FlowReport {
             ("translations", 16),
             ("translations: percent full", 17),
             ("translations: refused", 18),
+            ("untranslated", 21),
             ("rule: publish tcp:80=10.0.0.2:8080", 20),
         ],
     );
@@ -144,6 +145,7 @@ fn every_counter_is_a_sample() {
         ("vigie_forward_translations{flow=\"router\"}", 16.0),
         ("vigie_forward_translations_percent_full{flow=\"router\"}", 17.0),
         ("vigie_forward_translations_refused_total{flow=\"router\"}", 18.0),
+        ("vigie_forward_untranslated_total{flow=\"router\"}", 21.0),
         (
             "vigie_forward_target_available{flow=\"web\",target=\"tcp://192.0.2.1:80\",host=\"\",route=\"\"}",
             1.0,
