@@ -7,10 +7,13 @@ use std::{
     time::Duration,
 };
 
+use vigie::forward::{nic::PORTS_MAX, tables::Prefix};
+
 use super::{
-    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Inside,
-    LogChoice, LogTarget, Nat, Origin, PathChoice, Ports, Publish, Relay, RelayMode, TargetUri,
-    mistakes::Mistakes, tls,
+    BalanceChoice, Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode,
+    Frames, LogChoice, LogTarget, Nat, Origin, PathChoice, Ports, Publish, Relay, RelayMode,
+    SegmentsChoice, TargetUri, WaitMode, mistakes::Mistakes, tls, unique::UniqueResources,
+    values::is_of_many,
 };
 
 /// The interface for packets of a host to itself.
@@ -19,6 +22,8 @@ const LOOPBACK: &str = "lo";
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 /// The longest path of a Unix socket, in bytes.
 pub(super) const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// The largest number of a process.
+const PROCESS_ID_MAX: u32 = 1 << 22;
 /// The shortest time between two questions for the name of a target.
 const RESOLVE_MIN: Duration = Duration::from_secs(1);
 /// The shortest time between two checks of a target.
@@ -34,7 +39,16 @@ pub(super) struct Findings<'a> {
     mistakes: &'a mut Mistakes,
 }
 
-impl Findings<'_> {
+impl<'a> Findings<'a> {
+    pub(super) const fn new(origin: &'a Origin, mistakes: &'a mut Mistakes) -> Self {
+        Self { origin, mistakes }
+    }
+
+    /// Returns whether the value of this key, or a part of it, is not what the file says.
+    pub(super) fn is_wrong(&self, key: &str) -> bool {
+        self.origin.is_wrong(key)
+    }
+
     /// Adds what is wrong with the first of these keys because of the others.
     pub(super) fn add(&mut self, keys: &[&str], problem: impl AsRef<str>) {
         self.mistakes.add(self.origin, keys, problem);
@@ -58,16 +72,15 @@ pub(crate) fn check_command_line(config: &Config) -> Result<(), ConfigError> {
 pub(super) fn check(config: &Config, mistakes: &mut Mistakes) {
     // A flow that could not be read may have lines.
     let is_log_known = mistakes.is_empty();
-    process(config, is_log_known, &mut Findings { origin: &config.origin, mistakes });
     let mut seen = UniqueResources::default();
-    if let Some(metrics) = &config.process.metrics {
-        seen.listen(metrics, "metrics", &mut Findings { origin: &config.origin, mistakes });
-    }
+    let mut found = Findings::new(&config.origin, mistakes);
+    process(config, is_log_known, &mut found);
+    seen.add_process(config, &mut found);
     for flow in &config.flows {
         if mistakes.is_full() {
             return;
         }
-        let mut found = Findings { origin: &flow.origin, mistakes };
+        let mut found = Findings::new(&flow.origin, mistakes);
         alone(flow, &mut found);
         with_process(flow, config, &mut found);
         seen.add(flow, &mut found);
@@ -103,12 +116,10 @@ fn no_folder(key: &str, path: &Path, example: &str, found: &mut Findings<'_>) {
             ),
         );
     }
-    let is_empty = path.as_os_str().is_empty();
-    found.check(
-        !is_empty,
-        &[key],
-        format!("`{key}` is empty: give the path of a file, as in {example}"),
-    );
+    let bytes = path.as_os_str().as_encoded_bytes();
+    let example = format!("give the path of a file, as in {example}");
+    found.check(!bytes.is_empty(), &[key], format!("`{key}` is empty: {example}"));
+    found.check(!bytes.contains(&0), &[key], format!("`{key}` cannot be {path:?}: {example}"));
 }
 
 /// Checks that no connection comes back to the relay that accepted it, as far as the addresses tell: by a target that is the
@@ -170,12 +181,7 @@ fn circles(config: &Config, mistakes: &mut Mistakes) {
 fn arrivals(target: &EndpointUri) -> Vec<EndpointUri> {
     let own = canonical(target);
     let (EndpointUri::Tcp(to) | EndpointUri::Udp(to)) = own else { return vec![own] };
-    // What is sent to no address goes to the loopback interface.
-    let ip: IpAddr = match to.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
+    let ip = to.ip();
     let mut all = vec![ip];
     if ip.is_loopback() {
         if ip.is_ipv4() {
@@ -204,108 +210,6 @@ const fn with_address(endpoint: &EndpointUri, address: SocketAddr) -> EndpointUr
     }
 }
 
-/// A port, or the path of a Unix socket.
-type PortOrPath<'a> = (u16, Option<&'a Path>);
-
-/// Resources that only one flow can have.
-#[derive(Default)]
-struct UniqueResources<'a> {
-    names: BTreeSet<&'a str>,
-    interfaces: BTreeMap<&'a str, &'a str>,
-    listeners: BTreeMap<PortOrPath<'a>, Vec<(&'a EndpointUri, &'a str)>>,
-    states: BTreeMap<&'a Path, &'a str>,
-}
-
-impl<'a> UniqueResources<'a> {
-    fn add(&mut self, flow: &'a FlowConfig, found: &mut Findings<'_>) {
-        // A flow whose name cannot be read has a number.
-        if !found.origin.is_wrong("name") && !self.names.insert(&flow.name) {
-            let problem = format!("there is another flow `{}`: give it another name", flow.name);
-            found.add(&["name"], problem);
-        }
-
-        for (key, interface) in flow.kind.keyed_interfaces() {
-            if found.origin.is_wrong(&key) {
-                continue;
-            }
-            match self.interfaces.insert(interface, &flow.name) {
-                Some(other) if other == flow.name => found
-                    .add(&[&key], format!("interface `{interface}` is named twice: it needs another")),
-                Some(other) => found.add(
-                    &[&key],
-                    format!(
-                        "interface `{interface}` belongs to flow `{other}` already, and a frame goes one way: \
-                         name it in one flow"
-                    ),
-                ),
-                None => {}
-            }
-        }
-
-        if let FlowKind::Nat(Nat { state: Some(state), .. }) = &flow.kind
-            && let Some(other) = self.states.insert(state, &flow.name)
-        {
-            let state = state.display();
-            found.add(
-                &["state"],
-                format!(
-                    "flow `{other}` keeps its translations in {state}, too, and each would replace those of the other: give \
-                     `state` another file"
-                ),
-            );
-        }
-
-        if let FlowKind::Relay(relay) = &flow.kind
-            && !found.origin.is_wrong("listen")
-        {
-            self.listen(&relay.listen, &flow.name, found);
-        }
-    }
-
-    fn listen(&mut self, own: &'a EndpointUri, name: &'a str, found: &mut Findings<'_>) {
-        let place = match own {
-            EndpointUri::Unix(path) => (0, Some(path.as_path())),
-            EndpointUri::Tcp(at) | EndpointUri::Udp(at) if at.port() > 0 => (at.port(), None),
-            _ => return,
-        };
-        let listeners = self.listeners.entry(place).or_default();
-        for (listen, other) in &*listeners {
-            if *listen == own {
-                return found.add(
-                    &["listen"],
-                    format!("`{other}` has the same `listen`: choose another port"),
-                );
-            }
-            if overlaps(listen, own) {
-                return found.add(
-                    &["listen"],
-                    format!(
-                        "its `listen`, {own}, overlaps that of `{other}`, {listen}, and only one of them can have the \
-                         port: choose another one"
-                    ),
-                );
-            }
-        }
-        listeners.push((own, name));
-    }
-}
-
-/// Returns whether two listeners cannot exist at once: the same port, and an address that includes the other.
-pub(crate) fn overlaps(one: &EndpointUri, other: &EndpointUri) -> bool {
-    let ((EndpointUri::Tcp(one), EndpointUri::Tcp(other))
-    | (EndpointUri::Udp(one), EndpointUri::Udp(other))) = (one, other)
-    else {
-        return false;
-    };
-    // [::] has the port in both versions of IP.
-    let includes = |one: &SocketAddr, other: &SocketAddr| {
-        one.ip().is_unspecified() && (one.is_ipv6() || other.is_ipv4())
-    };
-    one.port() == other.port()
-        && one.port() != 0
-        && (one.ip() == other.ip() || includes(one, other) || includes(other, one))
-}
-
 /// Any free port: two flows get different ones.
 pub(crate) const fn has_port_zero(endpoint: &EndpointUri) -> bool {
     match endpoint {
@@ -314,13 +218,40 @@ pub(crate) const fn has_port_zero(endpoint: &EndpointUri) -> bool {
     }
 }
 
-/// Checks the length of the path of a Unix socket.
+/// Checks the path of a Unix socket.
 pub(super) fn socket_path(path: &Path) -> Result<(), String> {
-    let length = path.as_os_str().len();
+    let bytes = path.as_os_str().as_encoded_bytes();
+    if bytes.is_empty() || bytes.contains(&0) {
+        return Err(format!(
+            "{path:?} cannot be the path of a socket: give one, as in /run/web.sock"
+        ));
+    }
+    if bytes.starts_with(b"@") {
+        return Err(format!(
+            "abstract sockets are not supported, and {0} would be one: give a path, as in /run/web.sock (./{0} is a file with this name)",
+            path.display()
+        ));
+    }
+    let length = bytes.len();
     if length > SOCKET_PATH_BYTES_MAX {
         return Err(format!(
             "the path {} has {length} bytes, and that of a Unix socket may have {SOCKET_PATH_BYTES_MAX}: take a shorter one",
             path.display()
+        ));
+    }
+    Ok(())
+}
+
+/// As [`socket_path`], of a socket that this process serves, which it makes under a longer name at first.
+pub(super) fn served_path(path: &Path) -> Result<(), String> {
+    socket_path(path)?;
+    let longest = path.with_extension(format!("{PROCESS_ID_MAX}.new")).as_os_str().len();
+    if longest > SOCKET_PATH_BYTES_MAX {
+        return Err(format!(
+            "the path {} is too long by {} bytes: it is made under the name of {} first, and may have {SOCKET_PATH_BYTES_MAX} bytes with that",
+            path.display(),
+            longest - SOCKET_PATH_BYTES_MAX,
+            "FILE.PID.new",
         ));
     }
     Ok(())
@@ -362,7 +293,7 @@ fn interface_name(name: &str) -> Result<(), String> {
             "`{LOOPBACK}` is the loopback interface: its packets are this host's own, and lead nowhere else"
         ));
     }
-    let is_wrong = |letter: char| letter.is_whitespace() || "/:".contains(letter);
+    let is_wrong = |letter: char| letter.is_whitespace() || "/:\0".contains(letter);
     if !(1..=INTERFACE_NAME_BYTES_MAX).contains(&name.len())
         || name.contains(is_wrong)
         || [".", ".."].contains(&name)
@@ -402,11 +333,7 @@ fn frames_of(kind: &FlowKind, frames: &Frames, found: &mut Findings<'_>) {
         "`path` cannot be af-xdp, which takes all frames from the kernel, including ARP, and so finds no neighbours: it is for l2 \
          only",
     );
-    found.check(
-        routing_table != Some(0),
-        &["table"],
-        "`table` must be at least 1: 0 is no table of the kernel (254 is the main one)",
-    );
+    host_of_frames(kind, frames, found);
     let Some(one) = frames.migration() else { return };
     found.check(
         !matches!(frames.path, PathChoice::AfXdp | PathChoice::AfPacket),
@@ -423,14 +350,58 @@ fn frames_of(kind: &FlowKind, frames: &Frames, found: &mut Findings<'_>) {
         ),
     );
     found.check(
-        one.to_host_below > 0,
-        &["migrate.to_host_below"],
-        "`to_host_below` must be at least 1: a flow never has less than 0 packets per second, and would not come back",
-    );
-    found.check(
         !one.hold.is_zero(),
         &["migrate.hold"],
         "`hold` must be more than 0, since the load always varies: 1s is short",
+    );
+}
+
+/// Checks that a path fits what the host has to do beside it.
+fn host_of_frames(kind: &FlowKind, frames: &Frames, found: &mut Findings<'_>) {
+    let is_wire = matches!(kind, FlowKind::L2(_));
+    // A wire at tcx passes frames by the program alone.
+    found.check(
+        !is_wire || frames.path != PathChoice::Tcx || frames.migration().is_none(),
+        &["migrate", "path"],
+        "it is to move between the interface and the host, whose packet sockets see all frames before a program at tcx (`path`) does, so that \
+         each would be forwarded twice: let `path` be xdp-native or xdp-generic, or remove the thresholds",
+    );
+    let without_host = is_wire && frames.path == PathChoice::Tcx;
+    found.check(
+        !without_host || frames.waiting == WaitMode::default(),
+        &["waiting", "path"],
+        "`waiting` has no effect, since no frame of a wire at tcx (`path`) reaches this process: remove it",
+    );
+    found.check(
+        !without_host || frames.segments == SegmentsChoice::default(),
+        &["segments", "path"],
+        "`segments` has no effect, since no frame of a wire at tcx (`path`) reaches this process: remove it",
+    );
+    found.check(
+        frames.path != PathChoice::AfXdp
+            || frames.segments == SegmentsChoice::Refuse
+            || !found.origin.has("segments"),
+        &["segments", "path"],
+        "`segments` must be \"refuse\" with af-xdp (`path`), which has no frames of several segments",
+    );
+
+    let follows_address = matches!(kind, FlowKind::Nat(Nat { address: None, .. }));
+    found.check(
+        !follows_address || frames.path != PathChoice::AfPacket,
+        &["path", "address"],
+        "`path` cannot be af-packet if the public address is the one that this host has: its kernel would reset translated connections \
+         unless a program keeps their packets from it. Remove `path`, or give `address` a free one of the outside network",
+    );
+    let has_program = follows_address
+        || matches!(frames.path, PathChoice::XdpNative | PathChoice::XdpGeneric | PathChoice::Tcx);
+    let count = kind.interfaces().len();
+    found.check(
+        !has_program || count <= usize::from(PORTS_MAX),
+        &["path"],
+        format!(
+            "a program at the interfaces has at most {PORTS_MAX} of them, and this flow has {count}: let `path` be af-packet (with a free \
+             `address`, if it translates), or divide the flow"
+        ),
     );
 }
 
@@ -514,7 +485,11 @@ fn relayed(relay: &Relay, found: &mut Findings<'_>) {
     for (key, TargetUri { url, .. }) in all_targets(relay) {
         let problem = format!("`to` is {url}, but nothing can listen on port 0");
         found.check(!has_port_zero(url), &[&key], problem);
+        if let Some(problem) = no_target(url) {
+            found.add(&[&key], problem);
+        }
     }
+    weights(relay, found);
 
     for (key, TargetUri { url, .. }) in all_targets(relay) {
         found.check(
@@ -534,6 +509,35 @@ fn relayed(relay: &Relay, found: &mut Findings<'_>) {
     known_targets(relay, found);
     clients(relay, found);
     messages(relay, found);
+}
+
+/// Returns why nothing can answer at this address, if that is so.
+fn no_target(url: &EndpointUri) -> Option<String> {
+    let (EndpointUri::Tcp(at) | EndpointUri::Udp(at)) = url else { return None };
+    if at.ip().to_canonical().is_unspecified() {
+        return Some(format!(
+            "`to` is {url}, which is the address of no host: for this one, write 127.0.0.1 or [::1]"
+        ));
+    }
+    is_of_many(at.ip()).then(|| {
+        format!("`to` is {url}, which is the address of many hosts, whose answers would be lost: give that of one")
+    })
+}
+
+/// Checks that weights have an effect.
+fn weights(relay: &Relay, found: &mut Findings<'_>) {
+    if relay.balance != BalanceChoice::First {
+        return;
+    }
+    for (key, _) in all_targets(relay).filter(|(_, to)| to.weight != 1) {
+        let weight = format!("{key}.weight");
+        let at = if found.origin.has(&weight) { &weight } else { &key };
+        found.add(
+            &[at, "balance"],
+            "a weight has no effect with the policy `first`, which is the default: remove it, or let `balance` be another, such as \
+             \"round-robin\"",
+        );
+    }
 }
 
 /// Checks that a relay of datagrams has no settings of streams.
@@ -575,11 +579,6 @@ fn clients(relay: &Relay, found: &mut Findings<'_>) {
         let problem = format!("`{key}` must be more than 0: nothing would ever pass");
         found.check(!time.0.is_zero(), &[key], problem);
     }
-    found.check(
-        relay.per_source_max != Some(0),
-        &["per_source_max"],
-        "`per_source_max` must be at least 1",
-    );
     // Their addresses are only known from a header.
     let has_addresses =
         !matches!(relay.listen, EndpointUri::Unix(_)) || !relay.proxy_from.is_empty();
@@ -615,7 +614,6 @@ fn messages(relay: &Relay, found: &mut Findings<'_>) {
             relay.message_max
         ),
     );
-    found.check(relay.message_max > 0, &["message_max"], "`message_max` must be at least 1 byte");
     found.check(
         relay.mode == RelayMode::Auto,
         &["mode", "framed"],
@@ -636,11 +634,6 @@ fn translated(nat: &Nat, found: &mut Findings<'_>) {
         );
     }
     found.check(
-        (1..=100).contains(&nat.host_share),
-        &["host_share"],
-        "`host_share` must be 1 to 100 percent",
-    );
-    found.check(
         !nat.idle.0.is_zero(),
         &["idle"],
         "`idle` must be more than 0: no answer would ever come back",
@@ -648,9 +641,7 @@ fn translated(nat: &Nat, found: &mut Findings<'_>) {
     if let Some(state) = &nat.state {
         no_folder("state", state, "nat", found);
     }
-    if let Err((key, problem)) = ports_of_hosts(nat) {
-        found.add(&[&key, "ports_per_host", "ports", "from"], problem);
-    }
+    ports_of_hosts(nat, found);
 
     let mut taken = BTreeSet::new();
     for (at, one) in nat.publish.iter().enumerate() {
@@ -684,31 +675,30 @@ const fn is_no_host(address: &Ipv4Addr) -> bool {
         || address.is_loopback()
 }
 
-/// Checks that each inside host has its ports, if hosts have such. Returns the key of what is wrong.
-fn ports_of_hosts(nat: &Nat) -> Result<(), (String, String)> {
-    let (Some(size), Some(blocks)) = (nat.ports_per_host, nat.port_blocks()) else { return Ok(()) };
-    let key = || "ports_per_host".to_owned();
+/// Checks that each inside host has its ports, if hosts have such.
+fn ports_of_hosts(nat: &Nat, found: &mut Findings<'_>) {
+    let (Some(size), Some(blocks)) = (nat.ports_per_host, nat.port_blocks()) else { return };
+    let keys = ["ports_per_host", "ports", "from"];
     let (Some(ports), false) = (nat.ports, nat.from.is_empty()) else {
-        let problem =
+        return found.add(
+            &keys,
             "`ports_per_host` needs `ports` and `from`: a host has its ports by its place in these, which must not change with the \
-             kernel's settings"
-                .to_owned();
-        return Err((key(), problem));
+             kernel's settings",
+        );
     };
-    for (at, one) in nat.from.iter().enumerate() {
-        let overlaps = |other: &&Inside| {
-            one.0.contains(other.0.address()) || other.0.contains(one.0.address())
-        };
-        if let Some(other) = nat.from[..at].iter().find(overlaps) {
-            let problem = format!(
+    let networks: Vec<_> = nat.from.iter().map(|one| one.0).collect();
+    let overlapping = overlapping(&networks, |outer, inner| outer.contains(inner));
+    for (first, second) in &overlapping {
+        found.add(
+            &[&format!("from.{second}"), "ports_per_host", "ports"],
+            format!(
                 "{} and {} of `from` overlap, so that a host would have two places: remove one of them",
-                other.0, one.0
-            );
-            return Err((format!("from.{at}"), problem));
-        }
+                networks[*first], networks[*second]
+            ),
+        );
     }
     let (hosts, count) = (blocks.hosts(), blocks.count((ports.first, ports.last)));
-    if hosts > u128::try_from(count).unwrap_or(u128::MAX) {
+    if overlapping.is_empty() && hosts > u128::try_from(count).unwrap_or(u128::MAX) {
         let all = usize::from(ports.last - ports.first) + 1;
         let most = u128::try_from(all).unwrap_or(u128::MAX) / hosts;
         let lower = match most {
@@ -720,9 +710,31 @@ fn ports_of_hosts(nat: &Nat) -> Result<(), (String, String)> {
              {lower}widen `ports`, or give `from` at most {count} addresses",
             hosts.saturating_mul(u128::from(size.get()))
         );
-        return Err((key(), problem));
+        found.add(&keys, problem);
     }
-    Ok(())
+}
+
+/// Returns the networks that are in another one, each with the smallest of those. `contains` is asked at most twice for each network: sorted,
+/// a network comes behind those that it is in, and before what is behind these.
+pub(super) fn overlapping(
+    networks: &[Prefix],
+    mut contains: impl FnMut(&Prefix, IpAddr) -> bool,
+) -> Vec<(usize, usize)> {
+    let mut sorted: Vec<_> = (0..networks.len()).collect();
+    sorted.sort_by_key(|at| (networks[*at].address(), networks[*at].length_bits(), *at));
+    let mut outer: Vec<usize> = Vec::new();
+    let mut found = Vec::new();
+    for at in sorted {
+        while let Some(last) = outer.last() {
+            if contains(&networks[*last], networks[at].address()) {
+                found.push((*last.min(&at), *last.max(&at)));
+                break;
+            }
+            outer.pop();
+        }
+        outer.push(at);
+    }
+    found
 }
 
 /// Checks a published port against the public address.

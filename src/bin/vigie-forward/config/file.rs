@@ -17,9 +17,10 @@ use super::{
     check::check,
     mistakes::{Mistakes, Origin, Source},
     nearest::worded,
+    numbers::{U32_MAX, number, some_number},
     tables::{self, One, TomlTable, many, tables},
     tls::{read_client_tls, read_target_tls},
-    values::{one_or_more, read_listener},
+    values::{one_or_more, read_ipv4_address, read_listener},
 };
 use serde::Deserialize;
 use thiserror::Error;
@@ -69,10 +70,10 @@ struct RawRelay {
     mode: RelayMode,
     idle: Option<Time>,
     connect: Option<Time>,
-    #[serde(default, deserialize_with = "connection_count")]
+    #[serde(default, deserialize_with = "some_number::<_, _, 1, CONNECTIONS_MAX>")]
     connections_max: Option<u32>,
     /// The same, as it was called before.
-    #[serde(default, deserialize_with = "connection_count")]
+    #[serde(default, deserialize_with = "some_number::<_, _, 1, CONNECTIONS_MAX>")]
     connections: Option<u32>,
     #[serde(default)]
     proxy_send: bool,
@@ -82,10 +83,12 @@ struct RawRelay {
     allow: Vec<Range>,
     #[serde(default, deserialize_with = "one_or_more")]
     deny: Vec<Range>,
+    #[serde(default, deserialize_with = "some_number::<_, _, 1, U32_MAX>")]
     per_source_max: Option<u32>,
     framed: Option<LengthForm>,
     #[serde(default)]
     frame_mode: FrameMode,
+    #[serde(default, deserialize_with = "some_number::<_, _, 1, { i64::MAX }>")]
     message_max: Option<u64>,
     #[serde(default)]
     log: LogChoice,
@@ -131,16 +134,11 @@ fn pair<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Err
     )))
 }
 
-/// Reads a maximum of connections.
-fn connection_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    let given = i64::deserialize(from)?;
-    let count = u32::try_from(given).ok();
-    if (1..=CONNECTIONS_MAX).contains(&given) && count.is_some() {
-        return Ok(count);
-    }
-    Err(serde::de::Error::custom(format_args!(
-        "`connections_max` must be 1 to {CONNECTIONS_MAX}, and not {given}"
-    )))
+/// Reads a number of ports.
+fn ports_per_host<'de, D: serde::Deserializer<'de>>(
+    from: D,
+) -> Result<Option<NonZeroU16>, D::Error> {
+    number::<D, u16, 1, 65_535>(from).map(NonZeroU16::new)
 }
 
 const fn table_main() -> u32 {
@@ -162,7 +160,9 @@ const fn hold_default() -> Time {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawMigrate {
+    #[serde(deserialize_with = "number::<_, _, 1, { i64::MAX }>")]
     to_nic_above: u64,
+    #[serde(deserialize_with = "number::<_, _, 1, { i64::MAX }>")]
     to_host_below: u64,
     #[serde(default = "hold_default")]
     hold: Time,
@@ -213,7 +213,7 @@ frames_table! {
 frames_table! {
     RawL3 => L3 {
         interfaces: Vec<String>,
-        #[serde(default = "table_main")]
+        #[serde(default = "table_main", deserialize_with = "number::<_, _, 1, U32_MAX>")]
         table: u32,
     }
 }
@@ -222,15 +222,15 @@ frames_table! {
     RawNat => Nat {
         inside: Vec<String>,
         outside: String,
-        #[serde(default)]
+        #[serde(default, deserialize_with = "read_ipv4_address")]
         address: Option<Ipv4Addr>,
         #[serde(default, deserialize_with = "translated")]
         from: Vec<Inside>,
         #[serde(default)]
         ports: Option<Ports>,
-        #[serde(default)]
+        #[serde(default, deserialize_with = "ports_per_host")]
         ports_per_host: Option<NonZeroU16>,
-        #[serde(default = "host_share_default")]
+        #[serde(default = "host_share_default", deserialize_with = "number::<_, _, 1, 100>")]
         host_share: u8,
         #[serde(default = "idle_default")]
         idle: Time,
@@ -242,7 +242,7 @@ frames_table! {
         log: LogChoice,
         #[serde(default)]
         state: Option<PathBuf>,
-        #[serde(default = "table_main")]
+        #[serde(default = "table_main", deserialize_with = "number::<_, _, 1, U32_MAX>")]
         table: u32,
     }
 }

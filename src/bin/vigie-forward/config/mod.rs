@@ -4,8 +4,10 @@ mod check;
 mod file;
 mod mistakes;
 mod nearest;
+mod numbers;
 mod tables;
 mod tls;
+mod unique;
 mod values;
 
 use std::{fmt, net::Ipv4Addr, num::NonZeroU16, path::PathBuf, time::Duration};
@@ -17,10 +19,11 @@ use vigie::forward::tables::PortBlocks;
 #[cfg(test)]
 pub(crate) use self::file::parse;
 pub(crate) use self::{
-    check::{check_command_line, has_port_zero, overlaps, published_elsewhere, published_outside},
+    check::{check_command_line, has_port_zero, published_elsewhere, published_outside},
     file::{ConfigError, FileProblems, read, stats_socket},
     mistakes::{Located, Mistakes, Origin},
     tls::{ClientTls, Route, TargetTls, is_used as uses_tls},
+    unique::overlaps,
     values::{
         BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, LogChoice,
         LogTarget, PathChoice, Ports, Publish, Range, RelayMode, Retries, SegmentsChoice,
@@ -296,7 +299,8 @@ pub(crate) struct Relay {
 
     /// The length limit of a message, in bytes; a longer one resets its connection. At most 127 MiB, unless --frame-mode
     /// is cut-through.
-    #[arg(long, value_name = "BYTES", default_value_t = MESSAGE_BYTES_DEFAULT, requires = "framed")]
+    #[arg(long, value_name = "BYTES", default_value_t = MESSAGE_BYTES_DEFAULT, requires = "framed",
+          value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) message_max: u64,
 
     /// The lines of JSON that are logged, to --log-file.
@@ -346,11 +350,12 @@ pub(crate) struct Frames {
     pub(crate) to_nic_above: Option<u64>,
 
     /// Move back to the host below this many packets per second, from 1; less than --to-nic-above.
-    #[arg(long, value_name = "PPS", requires = "to_nic_above")]
+    #[arg(long, value_name = "PPS", requires = "to_nic_above",
+          value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) to_host_below: Option<u64>,
 
     /// Time for which the load must stay beyond a threshold before a flow moves.
-    #[arg(long, value_name = "TIME", default_value_t = HOLD_DEFAULT)]
+    #[arg(long, value_name = "TIME", default_value_t = HOLD_DEFAULT, requires = "to_nic_above")]
     pub(crate) hold: Time,
 }
 
@@ -391,7 +396,8 @@ pub(crate) struct L3 {
     pub(crate) interfaces: Vec<String>,
 
     /// The kernel's routing table (`ip route show table N`), from 1; 254 is the main one.
-    #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
+    #[arg(long, value_name = "N", default_value_t = TABLE_MAIN,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) table: u32,
 
     #[command(flatten)]
@@ -413,7 +419,7 @@ pub(crate) struct Nat {
 
     /// The public IPv4 address: one of this host, with ports that the host itself does not use, or a free one of the outside network.
     /// Default: the one that the outside interface has, also when that changes.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = values::ipv4_address)]
     pub(crate) address: Option<Ipv4Addr>,
 
     /// An inside network whose addresses are translated, as in 10.0.0.0/24; may be repeated. Default: the networks that
@@ -461,7 +467,8 @@ pub(crate) struct Nat {
     pub(crate) state: Option<PathBuf>,
 
     /// The kernel's routing table (`ip route show table N`), from 1; 254 is the main one.
-    #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
+    #[arg(long, value_name = "N", default_value_t = TABLE_MAIN,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) table: u32,
 
     #[command(flatten)]

@@ -1,19 +1,13 @@
 //! Suggestions for misspelt words.
 
-/// The parser's words for what it expects of numbers, and their meanings.
-const NUMBERS: [(&str, &str); 5] = [
-    ("expected u8", " from 0 to 255"),
-    ("expected u16", " from 0 to 65535"),
-    ("expected u32", " from 0 to 4294967295"),
-    ("expected u64", " from 0"),
-    ("expected i64", ""),
-];
+/// What the parser writes before what it expects.
+pub(super) const EXPECTED: &str = ", expected ";
 
 /// The longest word that is compared with others.
 const GIVEN_BYTES_MAX: usize = 64;
 
-/// Words of HAProxy, nginx and Envoy, and ours.
-const FOREIGN: [(&str, &str); 15] = [
+/// Words of HAProxy, nginx, Envoy, iptables and nftables, and ours.
+const FOREIGN: [(&str, &str); 32] = [
     ("leastconn", "least-connections"),
     ("least_conn", "least-connections"),
     ("least_request", "least-connections"),
@@ -29,11 +23,28 @@ const FOREIGN: [(&str, &str); 15] = [
     ("power_of_two", "random-two"),
     ("p2c", "random-two"),
     ("pick_first", "first"),
+    ("snat", "nat"),
+    ("dnat", "nat"),
+    ("masquerade", "nat"),
+    ("snat", "address"),
+    ("to_source", "address"),
+    ("public", "address"),
+    ("external", "address"),
+    ("dnat", "publish"),
+    ("to_destination", "publish"),
+    ("redirect", "publish"),
+    ("forward", "publish"),
+    ("source", "from"),
+    ("src", "from"),
+    ("in_interface", "inside"),
+    ("iifname", "inside"),
+    ("out_interface", "outside"),
+    ("oifname", "outside"),
 ];
 
 /// Returns a parser's message with advice in place of what was expected, if there is any.
 pub(super) fn worded(message: &str) -> String {
-    let said = message.split_once(", expected ").map_or(message, |(said, _)| said);
+    let said = message.rsplit_once(EXPECTED).map_or(message, |(said, _)| said);
     advice(message).map_or_else(|| message.to_owned(), |advice| format!("{said}: {advice}"))
 }
 
@@ -41,23 +52,32 @@ fn advice(message: &str) -> Option<String> {
     if let Some(word) = meant(message) {
         return Some(format!("did you mean `{word}`?"));
     }
-    if let Some((_, range)) = NUMBERS.iter().find(|(kind, _)| message.ends_with(kind)) {
-        return Some(format!("write a whole number{range}, without quotes"));
-    }
     if message == "wanted string or table" {
-        return Some("write one of its words, in quotes".to_owned());
+        return Some("write one of its words in quotes, without brackets".to_owned());
     }
-    let is_one = message.starts_with("invalid type: string") && message.ends_with("a sequence");
-    is_one.then(|| "put it in brackets, as a list: [\"...\"]".to_owned())
+    let (given, expected) = message.strip_prefix("invalid type: ")?.rsplit_once(EXPECTED)?;
+    let advice = match (given, expected) {
+        ("sequence", "a string" | "path string" | "a boolean") => {
+            "write one value, without brackets"
+        }
+        (_, "a string" | "path string") => "write a value in quotes",
+        (_, "a boolean") => "write true or false, without quotes",
+        ("map", "a sequence") => {
+            "it is a list: write it in brackets, and tables with two, as in [[relay.route]]"
+        }
+        (_, "a sequence") => "put it in brackets, as a list: [\"...\"]",
+        _ => return None,
+    };
+    Some(advice.to_owned())
 }
 
 /// Returns the known word that the unknown one of a parser's message probably stands for.
 pub(super) fn meant(message: &str) -> Option<&str> {
-    let mut unknown = ["unknown field ", "unknown variant ", "unknown table "].into_iter();
+    let mut unknown = ["unknown field `", "unknown variant `", "unknown table `"].into_iter();
     let rest = unknown.find_map(|words| message.strip_prefix(words))?;
-    // "`mod`, expected one of `a`, `b`": every second piece between backquotes is a word.
-    let mut words = rest.split('`').skip(1).step_by(2);
-    nearest(words.next()?, words)
+    // "mod`, expected one of `a`, `b`": every second piece between backquotes is a word.
+    let (given, words) = rest.rsplit_once(EXPECTED)?;
+    nearest(given.strip_suffix('`')?, words.split('`').skip(1).step_by(2))
 }
 
 /// Returns the word most similar to the given one, unless all of them are quite different.
@@ -65,8 +85,8 @@ fn nearest<'a>(given: &str, words: impl Iterator<Item = &'a str> + Clone) -> Opt
     if given.len() > GIVEN_BYTES_MAX {
         return None;
     }
-    let foreign = FOREIGN.iter().find(|(word, _)| distance(given, word) == 0);
-    if let Some(word) = foreign.and_then(|(_, own)| words.clone().find(|word| word == own)) {
+    let mut foreign = FOREIGN.iter().filter(|(word, _)| distance(given, word) == 0);
+    if let Some(word) = foreign.find_map(|(_, own)| words.clone().find(|word| word == own)) {
         return Some(word);
     }
     // A third of the letters may be wrong.
@@ -109,7 +129,7 @@ mod tests {
         assert_eq!(distance("kitten", "sitting"), 3);
     }
 
-    /// Goal: words of other programs lead to ours. Method: those of HAProxy, nginx and Envoy for policies.
+    /// Goal: words of other programs lead to ours. Method: those of HAProxy, nginx and Envoy for policies, and of iptables and nftables for translations.
     #[test]
     fn words_of_other_programs_are_known() {
         let words = ["first", "round-robin", "least-connections", "random-two", "hash"];
@@ -127,6 +147,19 @@ mod tests {
             assert_eq!(nearest(given, words.into_iter()), Some(meant), "{given}");
             assert_eq!(nearest(given, ["listen"].into_iter()), None, "{given}");
         }
+        let tables = ["process", "relay", "l2", "l3", "nat"];
+        let keys = ["name", "inside", "outside", "address", "from", "publish", "state"];
+        for (given, table, key) in [
+            ("snat", Some("nat"), Some("address")),
+            ("dnat", Some("nat"), Some("publish")),
+            ("masquerade", Some("nat"), None),
+            ("to-source", None, Some("address")),
+            ("source", None, Some("from")),
+            ("out-interface", None, Some("outside")),
+        ] {
+            assert_eq!(nearest(given, tables.into_iter()), table, "{given}");
+            assert_eq!(nearest(given, keys.into_iter()), key, "{given}");
+        }
     }
 
     /// Goal: advice is given where there is some. Method: messages as the parser writes them.
@@ -142,8 +175,16 @@ mod tests {
         let message = "unknown variant `slice`, expected `copy` or `splice`";
         assert_eq!(worded(message), "unknown variant `slice`: did you mean `splice`?");
         assert_eq!(worded("missing field `to`"), "missing field `to`");
-        let message = "invalid value: integer `-1`, expected u32";
-        let meant = "write a whole number from 0 to 4294967295, without quotes";
-        assert_eq!(advice(message).as_deref(), Some(meant));
+        for (message, words) in [
+            ("invalid type: sequence, expected a string", "one value, without brackets"),
+            ("invalid type: integer `5`, expected path string", "in quotes"),
+            ("invalid type: string \"a, expected b\", expected a boolean", "b\": write true"),
+            ("invalid type: integer `5`, expected a sequence", "`5`: put it in brackets"),
+            ("invalid type: map, expected a sequence", "[[relay.route]]"),
+            ("wanted string or table", "in quotes, without brackets"),
+            ("unknown field `a`b`, expected `a_b` or `c`", "mean `a_b`?"),
+        ] {
+            assert!(worded(message).contains(words), "{message}: {}", worded(message));
+        }
     }
 }

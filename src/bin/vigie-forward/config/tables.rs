@@ -1,6 +1,6 @@
 //! Tables of TOML, read so that each of their mistakes is found.
 
-use std::{fmt, marker::PhantomData, mem, ops::Range};
+use std::{borrow::Cow, collections::BTreeSet, fmt, marker::PhantomData, mem, ops::Range};
 
 use serde::{
     Deserialize, Deserializer,
@@ -12,9 +12,9 @@ use toml::{
 };
 
 use super::{
-    Check, ClientTls, Process, Retries, Route, TargetTls,
+    Check, ClientTls, Inside, Process, Publish, Retries, Route, TargetTls, TargetUri,
     mistakes::{Mistakes, Origin},
-    nearest::{meant, worded},
+    nearest::{EXPECTED, meant, worded},
 };
 
 /// A value with its place.
@@ -32,7 +32,7 @@ const STAND_INS: [(&str, &str); 11] = [
     ("inside", "[]"),
     ("outside", "''"),
     ("to_nic_above", "1"),
-    ("to_host_below", "0"),
+    ("to_host_below", "1"),
 ];
 
 /// Reads a table. Whatever is wrong in it is reported and taken out, until the rest can be read; `None` if that is impossible.
@@ -41,46 +41,192 @@ pub(super) fn read<'i, T: Deserialize<'i>>(
     origin: &mut Origin,
     mistakes: &mut Mistakes,
 ) -> Option<T> {
+    let read = read_at("", &mut table, origin, mistakes)?;
+    note_places("", &table, origin);
+    Some(read)
+}
+
+/// As [`read`], of the value with this path, which is left as it could be read.
+///
+/// The value is read again for each known key with a wrong value. There are few of these: all unknown keys of a table are taken out at
+/// once, and once a list has a wrong element, each of its elements is read alone.
+fn read_at<'i, T: Deserialize<'i>>(
+    path: &str,
+    value: &mut Value<'i>,
+    origin: &mut Origin,
+    mistakes: &mut Mistakes,
+) -> Option<T> {
+    let mut lists = BTreeSet::new();
     loop {
-        let error = match T::deserialize(ValueDeserializer::from(table.clone())) {
-            Ok(read) => {
-                note_places("", &table, origin);
-                return Some(read);
-            }
+        let error = match T::deserialize(ValueDeserializer::from(value.clone())) {
+            Ok(read) => return Some(read),
             Err(error) => error,
         };
-        let place = error.span().unwrap_or_else(|| table.span());
-        let missing = error.message().strip_prefix("missing field `");
-        let missing = missing.and_then(|rest| rest.strip_suffix('`'));
-        let path = match missing {
-            Some(key) => stand_in("", &mut table, &place, key),
-            None => take_out("", &mut table, &place),
-        };
-        // The key that was meant is not missing.
-        if error.message().starts_with("unknown field ")
-            && let (Some(path), Some(word)) = (&path, meant(error.message()))
-        {
-            let outer = path.rsplit_once('.').map_or("", |(outer, _)| outer);
-            origin.note_wrong(&joined(outer, word));
-        }
-        // What was taken out is missing, and a list without some of its elements may be too short.
-        let is_consequence = path.as_ref().is_some_and(|path| {
-            let is_new = origin.note_wrong(path);
-            missing.is_some() && !is_new || origin.has_lost_elements(path)
-        });
-        if !is_consequence {
-            // serde takes a date for a table.
-            let is_date = error.message().contains("$__toml_private_datetime")
-                || error.message().starts_with("invalid type: map") && origin.is_number(&place);
-            match is_date {
-                true => mistakes.add_at(origin, place, "no setting is a date: put it in quotes"),
-                false => mistakes.add_at(origin, place, worded(error.message())),
-            }
-        }
-        if path.is_none() || mistakes.is_full() {
+        let place = error.span().unwrap_or_else(|| value.span());
+        let is_out = read_elements(path, value, &place, (&mut lists, origin, mistakes))
+            || take_out_unknown(path, value, (&place, error.message()), (origin, mistakes))
+            || take_out_wrong(path, value, (&place, error.message()), (origin, mistakes));
+        if !is_out || mistakes.is_full() {
             return None;
         }
     }
+}
+
+/// Reports a mistake, and takes out the value at its place, or puts one there that is missing. Returns false if that is impossible.
+fn take_out_wrong(
+    path: &str,
+    value: &mut Value<'_>,
+    (place, message): (&Range<usize>, &str),
+    (origin, mistakes): (&mut Origin, &mut Mistakes),
+) -> bool {
+    let missing = message.strip_prefix("missing field `");
+    let missing = missing.and_then(|rest| rest.strip_suffix('`'));
+    let path = match missing {
+        Some(key) => stand_in(path, value, place, key),
+        None => take_out(path, value, place),
+    };
+    // What was taken out is missing, and a list without some of its elements may be too short.
+    let is_consequence = path.as_ref().is_some_and(|path| {
+        let is_new = origin.note_wrong(path);
+        missing.is_some() && !is_new || origin.has_lost_elements(path)
+    });
+    if !is_consequence {
+        // serde takes a date for a table.
+        let is_date = message.contains("$__toml_private_datetime")
+            || message.starts_with("invalid type: map") && origin.is_number(place);
+        match is_date {
+            true => {
+                mistakes.add_at(origin, place.clone(), "no setting is a date: put it in quotes")
+            }
+            false => mistakes.add_at(origin, place.clone(), worded(message)),
+        }
+    }
+    path.is_some()
+}
+
+/// Reports and takes out all unknown keys of the table that has one at this place. Returns false if there is none.
+fn take_out_unknown(
+    path: &str,
+    value: &mut Value<'_>,
+    (place, message): (&Range<usize>, &str),
+    (origin, mistakes): (&mut Origin, &mut Mistakes),
+) -> bool {
+    if !message.starts_with("unknown field ") {
+        return false;
+    }
+    let Some((path, table)) = table_with(path, value, place) else { return false };
+    let (_, expected) = message.rsplit_once(EXPECTED).unwrap_or_default();
+    let known: BTreeSet<_> = expected.split('`').skip(1).step_by(2).collect();
+    let is_unknown = |key: &Spanned<Cow<'_, str>>| !known.contains(key.get_ref().as_ref());
+    let unknown: Vec<_> = table.keys().filter(|key| is_unknown(key)).cloned().collect();
+    for key in unknown {
+        if mistakes.is_full() {
+            break;
+        }
+        table.remove(&key);
+        let message = format!("unknown field `{}`{EXPECTED}{expected}", key.get_ref());
+        // The key that was meant is not missing.
+        if let Some(word) = meant(&message) {
+            origin.note_wrong(&joined(&path, word));
+        }
+        origin.note_wrong(&joined(&path, key.get_ref()));
+        mistakes.add_at(origin, key.span(), worded(&message));
+    }
+    true
+}
+
+/// Finds the table with a key at this place, and its path.
+fn table_with<'a, 'i>(
+    path: &str,
+    value: &'a mut Value<'i>,
+    place: &Range<usize>,
+) -> Option<(String, &'a mut DeTable<'i>)> {
+    let has_key = |table: &DeTable<'_>| table.keys().any(|key| key.span() == *place);
+    let is_here = value.get_ref().as_table().is_some_and(has_key);
+    match value.get_mut() {
+        DeValue::Table(table) => {
+            if is_here {
+                return Some((path.to_owned(), table));
+            }
+            let mut all = table.iter_mut();
+            all.find_map(|(key, value)| {
+                table_with(&path_of(path, key.get_ref(), value), value, place)
+            })
+        }
+        DeValue::Array(list) => {
+            let mut all = list.iter_mut().enumerate();
+            all.find_map(|(at, value)| table_with(&joined(path, at), value, place))
+        }
+        _ => None,
+    }
+}
+
+/// Reads one element of a list. Returns false if that is impossible.
+type ReadElement<'i> = fn(&str, &mut Value<'i>, &mut Origin, &mut Mistakes) -> bool;
+
+/// Returns how the elements of a list are read.
+fn element_reader<'i>(list: &str) -> Option<ReadElement<'i>> {
+    fn reader<'i, T: Deserialize<'i>>() -> ReadElement<'i> {
+        |path, value, origin, mistakes| read_at::<T>(path, value, origin, mistakes).is_some()
+    }
+    Some(match list {
+        "to" => reader::<TargetUri>(),
+        "proxy_from" | "allow" | "deny" => reader::<super::Range>(),
+        "from" => reader::<Inside>(),
+        "publish" => reader::<Publish>(),
+        "names" | "alpn" | "inside" | "interfaces" | "between" => reader::<String>(),
+        "route" => reader::<One<Route>>(),
+        _ => return None,
+    })
+}
+
+/// Reads each element of the list that has this place in one, and takes out those that are wrong. Returns false if there is no such list,
+/// or it is among `lists`, which were read before.
+fn read_elements(
+    path: &str,
+    value: &mut Value<'_>,
+    place: &Range<usize>,
+    (lists, origin, mistakes): (&mut BTreeSet<String>, &mut Origin, &mut Mistakes),
+) -> bool {
+    let DeValue::Table(table) = value.get_mut() else { return false };
+    for (key, value) in table.iter_mut() {
+        let path = path_of(path, key.get_ref(), value);
+        if let DeValue::Array(list) = value.get_mut() {
+            if let Some(read) = element_reader(key.get_ref())
+                && list.iter().any(|element| has_place(element, place))
+                && lists.insert(path.clone())
+            {
+                let mut right = DeArray::new();
+                for mut element in mem::replace(list, DeArray::new()) {
+                    if mistakes.is_full() {
+                        break;
+                    }
+                    if read(&joined(&path, right.len()), &mut element, origin, mistakes) {
+                        right.push(element);
+                    } else {
+                        origin.note_wrong(&joined(&path, '*'));
+                    }
+                }
+                *list = right;
+                return true;
+            }
+        } else if read_elements(&path, value, place, (&mut *lists, &mut *origin, &mut *mistakes)) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Returns whether a value, or a key or value in it, is at this place.
+fn has_place(value: &Value<'_>, place: &Range<usize>) -> bool {
+    value.span() == *place
+        || match value.get_ref() {
+            DeValue::Table(table) => {
+                table.iter().any(|(key, value)| key.span() == *place || has_place(value, place))
+            }
+            DeValue::Array(list) => list.iter().any(|value| has_place(value, place)),
+            _ => false,
+        }
 }
 
 fn joined(path: &str, key: impl fmt::Display) -> String {

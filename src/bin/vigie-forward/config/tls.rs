@@ -1,10 +1,10 @@
 //! TLS of a relay: with clients, by their name for the server, and with targets.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf};
 
 use clap::Args;
 use serde::Deserialize;
-use vigie::forward::relay::TlsConfigError;
+use vigie::forward::relay::{SniRoute, TlsConfigError, TlsRouter};
 
 use super::{EndpointUri, Relay, TargetUri, check::Findings, tables::One, values::one_or_more};
 
@@ -187,6 +187,24 @@ impl TargetTls {
     }
 }
 
+/// Returns why clients cannot ask for this name, if that is so.
+fn no_name(name: &str) -> Option<String> {
+    let expected = "write the name of a server, as in web.example or *.web.example";
+    if name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() {
+        return Some(format!(
+            "`{name}` is an address, and clients never ask for one by TLS: {expected} (who asks for no name gets the relay's own `tls`)"
+        ));
+    }
+    let route = SniRoute::pass_through().name(name);
+    TlsRouter::pass_through()
+        .route(route)
+        .is_err()
+        .then(|| format!("`{name}` cannot be the name that a client asks for: {expected}"))
+}
+
+/// The longest name of a protocol, in bytes.
+const ALPN_BYTES_MAX: usize = 255;
+
 /// Checks the names of protocols.
 fn alpn(at: &str, protocols: &[String], found: &mut Findings<'_>) {
     for (index, protocol) in protocols.iter().enumerate() {
@@ -198,6 +216,9 @@ fn alpn(at: &str, protocols: &[String], found: &mut Findings<'_>) {
             "http/2" | "http2" | "HTTP/2" => "is no protocol's name: that of HTTP/2 is h2",
             "http1.1" | "HTTP/1.1" | "http1" | "h1" => {
                 "is no protocol's name: that of HTTP/1.1 is http/1.1"
+            }
+            name if !(1..=ALPN_BYTES_MAX).contains(&name.len()) => {
+                "cannot be a protocol of ALPN: names have 1 to 255 bytes, as in h2 or http/1.1"
             }
             _ => continue,
         };
@@ -224,7 +245,11 @@ pub(super) fn check(relay: &Relay, found: &mut Findings<'_>) {
             let lower = name.to_ascii_lowercase();
             let is_new = names.insert(lower.strip_suffix('.').unwrap_or(&lower).to_owned());
             let error = TlsConfigError::DuplicateName { name: name.clone() };
-            found.check(is_new, &[&part(&format!("names.{at}"))], error.to_string());
+            let key = part(&format!("names.{at}"));
+            found.check(is_new, &[&key], error.to_string());
+            if let Some(problem) = no_name(name) {
+                found.add(&[&key], problem);
+            }
         }
         route.to_tls.check(&part("to_tls"), (&part("to"), &route.to), found);
         found.check(

@@ -1,6 +1,13 @@
 //! The values of settings, parsed from text: the same on the command line and in a file.
 
-use std::{fmt, marker::PhantomData, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    marker::PhantomData,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::ValueEnum;
 use serde::{
@@ -13,7 +20,10 @@ use serde::{
 use thiserror::Error;
 use vigie::forward::{relay::AddressRange, tables::Prefix};
 
-use super::check;
+use super::{
+    check,
+    numbers::{U32_MAX, number},
+};
 
 /// The error of a text that is not a valid value; it says which texts are.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -118,30 +128,56 @@ pub(crate) fn listener(text: &str) -> Result<EndpointUri, BadValue> {
             "`{text}` must be an address of this host, as in tcp://0.0.0.0:8080: names are not resolved to listen \
              (`ip addr` lists the addresses)"
         ))),
+        EndpointUri::Tcp(at) | EndpointUri::Udp(at) if is_of_many(at.ip()) => {
+            Err(BadValue::new(format!(
+                "`{text}` must be an address of this host, as in tcp://0.0.0.0:8080, and {} is one of many hosts",
+                at.ip()
+            )))
+        }
         endpoint => Ok(endpoint),
     }
 }
 
+/// Returns whether an address is that of a group, or of all hosts.
+pub(super) fn is_of_many(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
+}
+
 /// Parses an endpoint for metrics: `tcp://` may be left out.
 pub(crate) fn metrics_listener(text: &str) -> Result<EndpointUri, BadValue> {
-    if let Ok(address) = text.parse() {
-        return Ok(EndpointUri::Tcp(address));
-    }
-    match listener(text) {
+    let is_address = text.parse::<SocketAddr>().is_ok();
+    let endpoint = if is_address { listener(&format!("tcp://{text}")) } else { listener(text) };
+    match endpoint {
         Ok(endpoint @ EndpointUri::Tcp(_)) => Ok(endpoint),
         Ok(EndpointUri::Unix(path)) => {
-            check::socket_path(&path).map(|()| EndpointUri::Unix(path)).map_err(BadValue)
+            check::served_path(&path).map(|()| EndpointUri::Unix(path)).map_err(BadValue)
         }
+        Err(error) if is_address => Err(error),
         _ => Err(BadValue::new(format!(
             "`{text}` must be where HTTP is served, as in 127.0.0.1:9100 or unix:/run/metrics.sock"
         ))),
     }
 }
 
-/// Parses the path of a Unix socket.
+/// Parses the path of a Unix socket that this process serves.
 pub(crate) fn socket_path(text: &str) -> Result<PathBuf, BadValue> {
     let path = PathBuf::from(text);
-    check::socket_path(&path).map(|()| path).map_err(BadValue)
+    check::served_path(&path).map(|()| path).map_err(BadValue)
+}
+
+/// Parses an address of IPv4.
+pub(crate) fn ipv4_address(text: &str) -> Result<Ipv4Addr, BadValue> {
+    text.parse().map_err(|_| {
+        BadValue(format!("`{text}` must be an address of IPv4, without a prefix, as in 192.0.2.1"))
+    })
+}
+
+/// Reads an address of IPv4.
+pub(super) fn read_ipv4_address<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Ipv4Addr>, D::Error> {
+    ipv4_address(&String::deserialize(from)?).map(Some).map_err(de::Error::custom)
 }
 
 /// Reads the path of a Unix socket.
@@ -171,13 +207,7 @@ pub(crate) struct TargetUri {
 }
 
 /// The largest weight of a target.
-const WEIGHT_MAX: u16 = 256;
-
-fn checked_weight(weight: i64) -> Result<u16, BadValue> {
-    let bad = || BadValue::new(format!("`weight` must be 1 to {WEIGHT_MAX}, and not {weight}"));
-    let weight = u16::try_from(weight).map_err(|_| bad())?;
-    if (1..=WEIGHT_MAX).contains(&weight) { Ok(weight) } else { Err(bad()) }
-}
+const WEIGHT_MAX: i64 = 256;
 
 impl FromStr for TargetUri {
     type Err = BadValue;
@@ -186,10 +216,13 @@ impl FromStr for TargetUri {
         let Some((url, weight)) = text.rsplit_once(",weight=") else {
             return Ok(Self { url: text.parse()?, weight: 1 });
         };
-        let number = weight.parse().map_err(|_| {
-            BadValue::new(format!("`{weight}` must be a weight, as in tcp://192.0.2.1:80,weight=3"))
+        let number = weight.parse().ok().filter(|weight| (1..=WEIGHT_MAX).contains(weight));
+        let number = number.and_then(|weight| u16::try_from(weight).ok()).ok_or_else(|| {
+            BadValue::new(format!(
+                "`{weight}` must be a weight from 1 to {WEIGHT_MAX}, as in tcp://192.0.2.1:80,weight=3"
+            ))
         })?;
-        Ok(Self { url: url.parse()?, weight: checked_weight(number)? })
+        Ok(Self { url: url.parse()?, weight: number })
     }
 }
 
@@ -208,16 +241,12 @@ impl<'de> Deserialize<'de> for TargetUri {
         #[serde(deny_unknown_fields)]
         struct Table {
             url: EndpointUri,
-            #[serde(default = "one", deserialize_with = "weight")]
+            #[serde(default = "one", deserialize_with = "number::<_, _, 1, WEIGHT_MAX>")]
             weight: u16,
         }
 
         const fn one() -> u16 {
             1
-        }
-
-        fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
-            checked_weight(i64::deserialize(from)?).map_err(de::Error::custom)
         }
 
         struct TargetVisitor;
@@ -251,7 +280,9 @@ impl<'de> Deserialize<'de> for TargetUri {
 pub(crate) struct Check {
     pub(crate) every: Time,
     pub(crate) timeout: Time,
+    #[serde(deserialize_with = "number::<_, _, 1, U32_MAX>")]
     pub(crate) rise: u32,
+    #[serde(deserialize_with = "number::<_, _, 1, U32_MAX>")]
     pub(crate) fall: u32,
 }
 
@@ -290,7 +321,9 @@ impl FromStr for Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Retries {
+    #[serde(deserialize_with = "number::<_, _, 0, U32_MAX>")]
     pub(crate) percent: u32,
+    #[serde(deserialize_with = "number::<_, _, 0, U32_MAX>")]
     pub(crate) min_per_second: u32,
 }
 
@@ -621,8 +654,27 @@ impl FromStr for Range {
                 "`{text}` must be addresses, as in 10.0.0.0/8 or ::1, with at most 32 bits after `/`, or 128 in version 6"
             ))
         };
+        network(text, bad)?;
         text.parse().map(Self).map_err(|_| bad())
     }
+}
+
+/// Reads a network, or one address, of which it must be clear which is meant.
+fn network(text: &str, bad: impl Fn() -> BadValue) -> Result<Prefix, BadValue> {
+    let network = text.parse::<Prefix>().map_err(|_| bad())?;
+    let address = text.split_once('/').map_or(text, |(address, _)| address);
+    let address = address.parse::<IpAddr>().map_err(|_| bad())?;
+    if network.address() != address {
+        return Err(BadValue(format!(
+            "`{text}` is an address with the length of a network: write {network} for the whole network, or {address} for the one address"
+        )));
+    }
+    if text.contains('/') && address.is_ipv6() && address.to_canonical().is_ipv4() {
+        return Err(BadValue(format!(
+            "`{text}` is a network of IPv4 in the form of IPv6: write it as one of IPv4, as in 10.0.0.0/8"
+        )));
+    }
+    Ok(network)
 }
 
 /// A network whose addresses are translated: `10.0.0.0/24`.
@@ -638,7 +690,7 @@ impl FromStr for Inside {
                 "`{text}` must be a network of IPv4, as in 10.0.0.0/24, with at most 32 bits after `/`"
             ))
         };
-        let prefix = text.parse::<Prefix>().map_err(|_| bad())?;
+        let prefix = network(text, bad)?;
         if prefix.address().is_ipv4() { Ok(Self(prefix)) } else { Err(bad()) }
     }
 }
@@ -658,7 +710,7 @@ where
         type Value = Vec<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("one value, or a list of them")
+            f.write_str("a string, or a list of strings, as in [\"...\", \"...\"]")
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<T>, E> {

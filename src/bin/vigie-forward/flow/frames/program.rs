@@ -124,7 +124,8 @@ pub(super) fn attach(
         .zip(ports)
         .filter_map(|(number, one)| one.is_headerless.then_some(Port(number)))
         .collect();
-    let mut config = NicConfig::new().pass_up(&PASSED_UP).headerless(&headerless);
+    let count = u16::try_from(ports.len()).unwrap_or(u16::MAX);
+    let mut config = NicConfig::new().ports(count).pass_up(&PASSED_UP).headerless(&headerless);
     if needs == HostRequirement::Packets {
         config = config.own_frames().asked_flows().held_neighbours();
     }
