@@ -28,6 +28,8 @@ mod network;
 mod own_address;
 #[path = "vigie_forward/paths.rs"]
 mod paths;
+#[path = "vigie_forward/programs.rs"]
+mod programs;
 #[path = "vigie_forward/reference.rs"]
 mod reference;
 #[path = "vigie_forward/reload.rs"]

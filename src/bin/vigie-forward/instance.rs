@@ -96,9 +96,11 @@ pub(crate) enum InstanceError {
 impl InstanceError {
     pub(crate) fn of_flow(flow: &FlowConfig, source: FlowError) -> Self {
         let key = match &source {
-            FlowError::InvalidKey { key, .. } => key,
-            // A relay's sockets and rights are those of its listener.
-            FlowError::Io { .. } | FlowError::Rights(_) if flow.kind.listen().is_some() => "listen",
+            FlowError::InvalidKey { key, .. } => key.as_str(),
+            FlowError::Rights { key, .. } => key,
+            FlowError::StateInUse { .. } => "state",
+            // A relay's sockets are those of its listener.
+            FlowError::Io { .. } if flow.kind.listen().is_some() => "listen",
             _ => "",
         };
         Self::Flow { located: flow.origin.describe(key, &source.to_string()), source }
@@ -125,7 +127,7 @@ impl InstanceError {
             | Self::Interfaces(_)
             | Self::Stats(_)
             | Self::Log(AccessLogError::Open { .. }) => CODE_USAGE,
-            Self::Flow { source: FlowError::Rights(_), .. } => CODE_RIGHTS,
+            Self::Flow { source: FlowError::Rights { .. }, .. } => CODE_RIGHTS,
             _ => CODE_FAILED,
         }
     }

@@ -55,8 +55,9 @@ pub(crate) enum FlowError {
     /// As [`Self::InvalidSetting`], of one key of the flow, given by its path.
     #[error("{problem}")]
     InvalidKey { key: String, problem: String },
-    #[error("{0}")]
-    Rights(String),
+    /// Rights are missing, because of one key of the flow.
+    #[error("{problem}")]
+    Rights { key: &'static str, problem: String },
     #[error(
         "{} keeps the translations of another flow{}, and each of the two would replace those of the other: give `state` \
          another file",
@@ -69,6 +70,13 @@ pub(crate) enum FlowError {
          of its network, or leave it out to take that of `{interface}`"
     )]
     AddressTaken { address: Ipv4Addr, interface: String, mac: MacAddress },
+}
+
+impl FlowError {
+    /// Of one key of the flow.
+    pub(crate) fn of_key(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::InvalidKey { key: key.into(), problem: problem.into() }
+    }
 }
 
 /// Names the process of another flow, if it is known.

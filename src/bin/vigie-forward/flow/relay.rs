@@ -91,7 +91,8 @@ fn cannot_listen(at: &str, address: Option<SocketAddr>, source: io::Error) -> Fl
             } else {
                 "give the program the right (`setcap cap_net_bind_service+ep`)"
             };
-            FlowError::Rights(format!("cannot listen on {at}: {source}, or {or}"))
+            let problem = format!("cannot listen on {at}: {source}, or {or}");
+            FlowError::Rights { key: "listen", problem }
         }
         _ => FlowError::Io { what: format!("cannot listen on {at}"), source },
     }

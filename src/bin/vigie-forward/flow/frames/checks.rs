@@ -39,11 +39,12 @@ pub(super) fn check_rights() -> Result<(), FlowError> {
         [] => String::new(),
         missing => format!("; and a program at the interface needs {}, too", listed(missing)),
     };
-    Err(FlowError::Rights(format!(
+    let problem = format!(
         "frames need {frames}, {lacks}{program}. Run it as root, or give the program the rights (`setcap \
          cap_net_raw,cap_net_admin,cap_bpf,cap_perfmon+ep`). `vigie-forward relay` needs none: it forwards TCP, UDP and Unix \
          streams."
-    )))
+    );
+    Err(FlowError::Rights { key: "", problem })
 }
 
 /// Checks that the interfaces exist, and that the kernel does not forward between them as well. Also returns the public side of

@@ -123,10 +123,13 @@ pub(super) fn forwarding_of(
                     .collect();
             }
             if inside.is_empty() {
-                return Err(FlowError::InvalidSetting(format!(
-                    "no network is reached by {}: give it an address, or name the inside networks with `from`",
-                    nat.inside.join(", ")
-                )));
+                return Err(FlowError::of_key(
+                    "inside",
+                    format!(
+                        "no network is reached by {}: give it an address, or name the inside networks with `from`",
+                        nat.inside.join(", ")
+                    ),
+                ));
             }
             Forwarding::Translate {
                 table,

@@ -173,7 +173,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let builder = Forwarder::builder(pipeline);
     let public = PublicAddress::of(&flow.kind, own_address.as_ref());
     let forwarder = with_links(builder, &names, frames, (&flow.kind, public), program.as_ref());
-    let forwarder = forwarder.build().map_err(|error| cannot_open(error, &names))?;
+    let forwarder = forwarder.build().map_err(|error| cannot_open(error, &flow.kind))?;
     let (nat, address_watch) = work.into_translations().unzip();
     let frames = frames.clone();
     let links = flow_interfaces.into_iter().map(|one| (one.name, one.index, one.is_up));
@@ -250,7 +250,7 @@ fn program(
 ) -> Result<Option<FrameProgram>, FlowError> {
     if matches!(frames.path, PathChoice::AfXdp | PathChoice::AfPacket) {
         if own_address.is_some() {
-            return Err(FlowError::InvalidSetting(needs_program("with this --path there is none")));
+            return Err(FlowError::of_key("path", needs_program("with this --path there is none")));
         }
         "as configured".clone_into(&mut head.because);
         log_path(head, decision, decision.best);
@@ -288,10 +288,10 @@ fn program(
             Ok(Some(program))
         }
         Err(AttachRefusal::NoMode(refused)) if own_address.is_some() => {
-            Err(FlowError::InvalidSetting(needs_program(&RefusedPath::list(&refused))))
+            Err(FlowError::of_key("path", needs_program(&RefusedPath::list(&refused))))
         }
         Err(AttachRefusal::Rights(text)) if own_address.is_some() => {
-            Err(FlowError::Rights(needs_program(&text)))
+            Err(FlowError::Rights { key: "path", problem: needs_program(&text) })
         }
         Err(refusal) if frames.path == PathChoice::Auto => {
             decision.refused = refusal.refused();
@@ -299,10 +299,10 @@ fn program(
             log_path(head, decision, decision.best);
             Ok(None)
         }
-        Err(AttachRefusal::Rights(text)) => Err(FlowError::Rights(text)),
+        Err(AttachRefusal::Rights(text)) => Err(FlowError::Rights { key: "path", problem: text }),
         Err(AttachRefusal::NoMode(refused)) => {
             let text = RefusedPath::list(&refused);
-            Err(FlowError::InvalidSetting(format!("{text}; --path auto takes what there is")))
+            Err(FlowError::of_key("path", format!("{text}; --path auto takes what there is")))
         }
     }
 }
@@ -426,19 +426,22 @@ fn sending(builder: LinkBuilder, frames: &Frames) -> LinkBuilder {
     }
 }
 
-fn cannot_open(error: ForwarderError, names: &[String]) -> FlowError {
+fn cannot_open(error: ForwarderError, kind: &FlowKind) -> FlowError {
     match error {
+        ForwarderError::Open {
+            source: error @ OpenError::MissingCapability { what, capability },
+            ..
+        } => {
+            let problem = match lacks(&Right::ALL) {
+                (lacks, true) => format!("{what} needs {capability}, {lacks}"),
+                _ => error.to_string(),
+            };
+            FlowError::Rights { key: "path", problem }
+        }
         ForwarderError::Open { port, source } => {
-            let name = names.get(usize::from(port.0)).map_or("?", String::as_str);
-            match source {
-                error @ OpenError::MissingCapability { what, capability } => {
-                    FlowError::Rights(match lacks(&Right::ALL) {
-                        (lacks, true) => format!("{what} needs {capability}, {lacks}"),
-                        _ => error.to_string(),
-                    })
-                }
-                error => FlowError::InvalidSetting(format!("interface `{name}`: {error}")),
-            }
+            let interface = kind.keyed_interfaces().into_iter().nth(usize::from(port.0));
+            let (key, name) = interface.unwrap_or_default();
+            FlowError::of_key(key, format!("interface `{name}`: {source}"))
         }
         error => FlowError::InvalidSetting(error.to_string()),
     }

@@ -44,17 +44,18 @@ impl PublicSide {
         };
         let of_interface = || of_interface(outside, cache).filter(is_local);
         let address = nat.address.or_else(of_interface).ok_or_else(|| {
-            FlowError::InvalidSetting(format!(
+            FlowError::of_key("outside", format!(
                 "interface `{outside}` has no address of IPv4 behind which to hide: give it one (`ip addr add`, or by DHCP before this \
                  starts), or name a free one of its network (`address`)"
             ))
         })?;
         let is_own = is_local(&address);
-        check_address(nat, (address, is_own), cache).map_err(FlowError::InvalidSetting)?;
+        check_address(nat, (address, is_own), cache)
+            .map_err(|problem| FlowError::of_key("address", problem))?;
         let ports = nat.ports.unwrap_or_else(|| if is_own { own_ports() } else { PORTS_DEFAULT });
-        for one in &nat.publish {
-            published_elsewhere(one, address).map_err(FlowError::InvalidSetting)?;
-            published_outside(one, ports).map_err(FlowError::InvalidSetting)?;
+        for (at, one) in nat.publish.iter().enumerate() {
+            let right = published_elsewhere(one, address).and(published_outside(one, ports));
+            right.map_err(|problem| FlowError::of_key(format!("publish.{at}"), problem))?;
         }
         let reach = reach(nat, (address, is_own), cache);
         Ok(Self { address, ports, is_own, is_followed: nat.address.is_none(), reach })
