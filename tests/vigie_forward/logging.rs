@@ -84,7 +84,7 @@ fn with_each_end(folder: &Folder, sink: &UdpSocket) -> Instance {
             ("session", "udp://127.0.0.1:0", datagrams.clone(), "idle = '1s'"),
             ("refused", "udp://127.0.0.1:0", datagrams, "deny = '127.0.0.0/8'"),
             // The kernel refuses to send to a broadcast address without SO_BROADCAST.
-            ("nowhere", "udp://127.0.0.1:0", "udp://255.255.255.255:9".to_owned(), ""),
+            ("nowhere", "udp://127.0.0.1:0", "udp://127.255.255.255:9".to_owned(), ""),
         ],
     );
     let stats = folder.path("stats");
@@ -166,7 +166,7 @@ fn each_connection_has_a_line() {
     assert_eq!(counter(&stats, "refused", "rule: deny 127.0.0.0/8"), 1);
     let line = line_of(&log, "nowhere", "refused");
     assert!(
-        line["error"].to_string().contains("udp://255.255.255.255:9: Permission denied"),
+        line["error"].to_string().contains("udp://127.255.255.255:9: Permission denied"),
         "{line}"
     );
 

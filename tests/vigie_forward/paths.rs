@@ -854,7 +854,7 @@ fn a_program_is_a_wire() {
             .forwarder(&folder, &[&["l2", "ra", "rb", "--path", "tcx"][..], &MOVES].concat())
             .wait();
         assert_eq!(ended.code(), 2, "{}", ended.said);
-        assert!(ended.said.contains("the host would forward them, too"), "{}", ended.said);
+        assert!(ended.said.contains("would be forwarded twice"), "{}", ended.said);
         network.server.run("ip addr add 10.1.0.7/24 dev s0");
         for name in ["ra", "rb"] {
             network.router.run(&format!("ip addr flush dev {name}"));

@@ -12,8 +12,11 @@ use vigie::forward::{nic::PORTS_MAX, tables::Prefix};
 use super::{
     BalanceChoice, Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode,
     Frames, LogChoice, LogTarget, Nat, Origin, PathChoice, Ports, Publish, Relay, RelayMode,
-    SegmentsChoice, TargetUri, WaitMode, mistakes::Mistakes, tls, unique::UniqueResources,
-    values::is_of_many,
+    SegmentsChoice, TargetUri, WaitMode,
+    mistakes::Mistakes,
+    tls,
+    unique::UniqueResources,
+    values::{NEEDS_INTERFACE, is_of_many, lacks_interface},
 };
 
 /// The interface for packets of a host to itself.
@@ -101,25 +104,29 @@ fn process(config: &Config, is_log_known: bool, found: &mut Findings<'_>) {
         "`log_file` has no lines: give a relay or nat `log = \"each\"`, or remove `log_file`",
     );
     if let LogTarget::File(path) = &process.log_file {
-        no_folder("log_file", path, "forward.log", found);
+        written_file("log_file", path, "forward.log", found);
     }
 }
 
-fn no_folder(key: &str, path: &Path, example: &str, found: &mut Findings<'_>) {
-    if path.is_dir() {
-        let (folder, example) = (path.display(), path.join(example));
-        let example = example.display();
-        found.add(
-            &[key],
-            format!(
-                "`{key}` is {folder}, which is a folder: give the path of a file, as in {example}"
-            ),
-        );
-    }
+/// Checks the path of a file that this process writes.
+fn written_file(key: &str, path: &Path, example: &str, found: &mut Findings<'_>) {
     let bytes = path.as_os_str().as_encoded_bytes();
-    let example = format!("give the path of a file, as in {example}");
-    found.check(!bytes.is_empty(), &[key], format!("`{key}` is empty: {example}"));
-    found.check(!bytes.contains(&0), &[key], format!("`{key}` cannot be {path:?}: {example}"));
+    let (said, example) = if bytes.is_empty() {
+        (format!("`{key}` is empty"), Path::new(".").join(example))
+    } else if path.is_dir() || !has_file_name(path) {
+        (format!("`{key}` is {}, which is a folder", path.display()), path.join(example))
+    } else if bytes.contains(&0) {
+        (format!("`{key}` cannot be {path:?}"), Path::new(".").join(example))
+    } else {
+        return;
+    };
+    found.add(&[key], format!("{said}: give the path of a file, as in {}", example.display()));
+}
+
+/// Returns whether a path does not end as one of a folder does.
+fn has_file_name(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    path.file_name().is_some() && !bytes.ends_with(b"/") && !bytes.ends_with(b"/.")
 }
 
 /// Checks that no connection comes back to the relay that accepted it, as far as the addresses tell: by a target that is the
@@ -221,9 +228,9 @@ pub(crate) const fn has_port_zero(endpoint: &EndpointUri) -> bool {
 /// Checks the path of a Unix socket.
 pub(super) fn socket_path(path: &Path) -> Result<(), String> {
     let bytes = path.as_os_str().as_encoded_bytes();
-    if bytes.is_empty() || bytes.contains(&0) {
+    if bytes.contains(&0) || !has_file_name(path) {
         return Err(format!(
-            "{path:?} cannot be the path of a socket: give one, as in /run/web.sock"
+            "{path:?} cannot be the path of a socket: give that of a file, as in /run/web.sock"
         ));
     }
     if bytes.starts_with(b"@") {
@@ -456,11 +463,13 @@ const fn is_udp(endpoint: &EndpointUri) -> bool {
 }
 
 fn relayed(relay: &Relay, found: &mut Findings<'_>) {
-    let has_targets = !relay.tls.is_on() && relay.route.iter().any(|route| !route.to.is_empty());
+    let mut routes = relay.route.iter();
+    let has_targets =
+        !relay.tls.is_on() && routes.len() > 0 && routes.all(|route| !route.to.is_empty());
     found.check(
         !relay.to.is_empty() || has_targets,
         &["to", "tls", "route"],
-        "`to` is empty: it needs at least one endpoint",
+        "`to` is empty: it needs at least one endpoint, unless all clients have a route with `to`",
     );
     found.check(
         relay.log != LogChoice::Sources,
@@ -518,6 +527,9 @@ fn no_target(url: &EndpointUri) -> Option<String> {
         return Some(format!(
             "`to` is {url}, which is the address of no host: for this one, write 127.0.0.1 or [::1]"
         ));
+    }
+    if lacks_interface(at) {
+        return Some(format!("`to` is {url}, which {NEEDS_INTERFACE}"));
     }
     is_of_many(at.ip()).then(|| {
         format!("`to` is {url}, which is the address of many hosts, whose answers would be lost: give that of one")
@@ -639,7 +651,7 @@ fn translated(nat: &Nat, found: &mut Findings<'_>) {
         "`idle` must be more than 0: no answer would ever come back",
     );
     if let Some(state) = &nat.state {
-        no_folder("state", state, "nat", found);
+        written_file("state", state, "nat", found);
     }
     ports_of_hosts(nat, found);
 

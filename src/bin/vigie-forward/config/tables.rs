@@ -22,9 +22,9 @@ pub(super) type Value<'i> = Spanned<DeValue<'i>>;
 
 /// Values for required keys that are missing or wrong, so that the rest of their table is read and checked.
 const STAND_INS: [(&str, &str); 11] = [
-    ("listen", "'unix:/'"),
+    ("listen", "'unix:/u'"),
     ("to", "[]"),
-    ("url", "'unix:/'"),
+    ("url", "'unix:/u'"),
     ("names", "[]"),
     ("tls", "{}"),
     ("between", "['', '']"),

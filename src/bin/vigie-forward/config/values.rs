@@ -134,8 +134,20 @@ pub(crate) fn listener(text: &str) -> Result<EndpointUri, BadValue> {
                 at.ip()
             )))
         }
+        EndpointUri::Tcp(at) | EndpointUri::Udp(at) if lacks_interface(&at) => {
+            Err(BadValue::new(format!("`{text}` {NEEDS_INTERFACE}")))
+        }
         endpoint => Ok(endpoint),
     }
+}
+
+/// What is said of an address of one link.
+pub(super) const NEEDS_INTERFACE: &str =
+    "needs the number of its interface, as in tcp://[fe80::1%2]:8080 (`ip link` lists them)";
+
+/// Returns whether an address is one of a link, and does not say of which.
+pub(super) const fn lacks_interface(at: &SocketAddr) -> bool {
+    matches!(at, SocketAddr::V6(at) if at.ip().is_unicast_link_local() && at.scope_id() == 0)
 }
 
 /// Returns whether an address is that of a group, or of all hosts.

@@ -469,7 +469,7 @@ fn all_mistakes_are_marked() {
     for (marked, words) in [
         ("a = «x»\n", &["TOML syntax: "][..]),
         ("a = 5\n«a» = 6\n", &["TOML syntax: duplicate key"]),
-        ("«[[relay]]»\nto = 'unix:/'\n", &["missing field `listen`"]),
+        ("«[[relay]]»\nto = 'unix:/u'\n", &["missing field `listen`"]),
         (
             "«tunnel» = 1\n[process]\ndrain = «5»\n«drian» = '1s'\n[[l2]]\nbetween = «['a']»\n\tpath = «'af-xpd'»\n",
             &["unknown table `tunnel`", "mean `drain`?", "mean `af-xdp`?"],
@@ -477,7 +477,7 @@ fn all_mistakes_are_marked() {
         // A wrong listener is neither missing, nor does it fit a target, nor is it where another one is.
         (
             "[[relay]]\nlisten = «'udp:/x'»\nto = ['tcp://[::1]:1', «'x'», «'tcp://[::1]:0'»]\nidle = «'0s'»\n\
-             [[relay]]\nlisten = 'unix:/'\nto = 'unix:/x'\n",
+             [[relay]]\nlisten = 'unix:/u'\nto = 'unix:/x'\n",
             &[],
         ),
         // Nor is what depends on a wrong key a mistake.
@@ -487,7 +487,7 @@ fn all_mistakes_are_marked() {
             &[],
         ),
         (
-            "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = [{ url = «'x'», weight = «0» }, {«wait» = 1, url = 'unix:/'}, «{}»]\n",
+            "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = [{ url = «'x'», weight = «0» }, {«wait» = 1, url = 'unix:/u'}, «{}»]\n",
             &["missing field `url`"],
         ),
         (
@@ -508,7 +508,7 @@ fn all_mistakes_are_marked() {
         ),
         // Each target of the wrong kind is one, and other settings are checked, too.
         (
-            "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = [«'udp://[::1]:5'», 'unix:/', «'udp://[::1]:6'»]\n\
+            "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = [«'udp://[::1]:5'», 'unix:/u', «'udp://[::1]:6'»]\n\
              to_tls = { server_name = 'a', alpn = [«'h3'»] }\n",
             &["do not fit"],
         ),
@@ -518,8 +518,8 @@ fn all_mistakes_are_marked() {
         ),
         // A flow without a name that can be read takes none of another one.
         (
-            "[[relay]]\nname = «5»\nlisten = 'tcp://[::1]:1'\nto = 'unix:/'\n\
-             [[relay]]\nname = 'relay-1'\nlisten = 'tcp://[::1]:2'\nto = 'unix:/'\n",
+            "[[relay]]\nname = «5»\nlisten = 'tcp://[::1]:1'\nto = 'unix:/u'\n\
+             [[relay]]\nname = 'relay-1'\nlisten = 'tcp://[::1]:2'\nto = 'unix:/u'\n",
             &[],
         ),
         (
@@ -527,7 +527,7 @@ fn all_mistakes_are_marked() {
             &["no setting is a date"],
         ),
         (
-            "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = 'unix:/'\n[[relay.route]]\nnames = 'a.example'\ntls = { pass_through = true }\n\
+            "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = 'unix:/u'\n[[relay.route]]\nnames = 'a.example'\ntls = { pass_through = true }\n\
              [[relay.route]]\nnames = ['b.example', «'A.example.'»]\ntls = { pass_through = true }\n",
             &["two routes have the name `A.example.`"],
         ),
@@ -587,7 +587,7 @@ const RELAY_KEYS: Keys = &[
     (
         "to",
         "'tcp://127.0.0.1:9'",
-        &[("['x', 'unix:/', 'y']", 2), ("'tcp://[::1]:0'", 1), ("5", 1), ("[]", 1)],
+        &[("['x', 'unix:/u', 'y']", 2), ("'tcp://[::1]:0'", 1), ("5", 1), ("[]", 1)],
     ),
     ("balance", "'hash'", &[("'leastconn'", 1), ("5", 1)]),
     (
@@ -723,8 +723,8 @@ fn reading_ends_with_the_last_mistake() {
     mistakes.add(&config.origin, &["drain"], Unused);
     mistakes.add_at(&config.origin, 0..1, Unused);
     let twice = format!(
-        "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = ['unix:/'{}]\n{flow}",
-        ", 'unix:/'".repeat(200)
+        "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = ['unix:/u'{}]\n{flow}",
+        ", 'unix:/u'".repeat(200)
     );
     let files = |_: &FlowConfig| panic!("a file is read");
     let error = parse_with("f".to_owned(), twice, files).expect_err("it is wrong");
@@ -784,7 +784,7 @@ fn places_are_forgotten() {
 /// Goal: a wrong setting of TLS is reported once, although the router of names refuses it, too. Method: a route without names.
 #[test]
 fn a_route_without_names_is_one_mistake() {
-    let text = "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = 'unix:/'\n[[relay.route]]\nnames = []\ntls = { pass_through = true }\n";
+    let text = "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = 'unix:/u'\n[[relay.route]]\nnames = []\ntls = { pass_through = true }\n";
     let read = parse_with("f".to_owned(), text.to_owned(), crate::flow::file_problems);
     assert_eq!(read.expect_err("it is wrong").problems().len(), 1);
 }

@@ -26,6 +26,20 @@ fn what_no_machine_runs_is_refused() {
         ),
         (format!("[process]\nmetrics = «'unix:/x{long}'»\n{RELAY}"), &["too long by 2 bytes"]),
         (relay("«\"unix:/a\\u0000b\"»"), &["cannot be the path"]),
+        (relay("«'unix:/a/'»"), &["cannot be the path", "of a file"]),
+        (format!("[process]\nstats_socket = «'/a/..'»\n{RELAY}"), &["cannot be the path"]),
+        (
+            format!("[process]\nlog_file = «'/none/'»\n{RELAY}log = 'each'\n"),
+            &["which is a folder"],
+        ),
+        (relay("«'tcp://[fe80::1]:1'»"), &["%2"]),
+        (RELAY.replace("'tcp://[::1]:2'", "«'tcp://[fe80::1]:1'»"), &["number of its interface"]),
+        (
+            RELAY.replace("'tcp://[::1]:2'", "«[]»")
+                + "[[relay.route]]\nnames = 'a.test'\ntls = { pass_through = true }\nto = 'unix:/a'\n\
+                   [[relay.route]]\nnames = 'b.test'\ntls = { pass_through = true }\n",
+            &["`to` is empty", "all clients"],
+        ),
         (format!("{NAT}state = «\"/a\\u0000b\"»\n"), &["`state` cannot be"]),
         (L2.replace("'b'", "«\"b\\u0000\"»"), &["cannot be the name"]),
         (
@@ -54,6 +68,7 @@ fn what_no_machine_runs_is_refused() {
         many(65),
         format!("[process]\nstats_socket = '/{}'\n{RELAY}", "x".repeat(94)),
         relay("'unix:./@a'"),
+        relay("'tcp://[fe80::1%2]:1'"),
     ] {
         parse("f", &right).unwrap_or_else(|error| panic!("{error}"));
     }
