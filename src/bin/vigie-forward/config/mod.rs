@@ -170,7 +170,7 @@ impl fmt::Display for FlowKind {
 #[derive(Args, Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Process {
-    /// The socket for `vigie-forward stats`. Default: vigie-forward.PID.sock in XDG_RUNTIME_DIR, or else in /run, or
+    /// The socket for `vigie-forward stats`, a path of at most 95 bytes. Default: vigie-forward.PID.sock in XDG_RUNTIME_DIR, or else in /run, or
     /// else in /tmp.
     #[arg(long, value_name = "PATH", value_parser = values::socket_path)]
     #[serde(deserialize_with = "values::read_socket_path")]
@@ -225,7 +225,7 @@ pub(crate) struct Relay {
     pub(crate) listen: EndpointUri,
 
     /// The target: an endpoint, or one with a host name, each of whose addresses becomes a target; may be repeated. With
-    /// `,weight=3` it gets three times the share of a target without a weight (1 to 256).
+    /// `,weight=3` it gets three times the share of a target without a weight (1 to 256), by another --balance than first.
     #[arg(long, value_name = "ENDPOINT", required = true)]
     pub(crate) to: Vec<TargetUri>,
 

@@ -54,7 +54,8 @@ impl PublicSide {
             .map_err(|problem| FlowError::of_key("address", problem))?;
         let ports = nat.ports.unwrap_or_else(|| if is_own { own_ports() } else { PORTS_DEFAULT });
         for (at, one) in nat.publish.iter().enumerate() {
-            let right = published_elsewhere(one, address).and(published_outside(one, ports));
+            let right =
+                published_elsewhere(one, address).and_then(|()| published_outside(one, ports));
             right.map_err(|problem| FlowError::of_key(format!("publish.{at}"), problem))?;
         }
         let reach = reach(nat, (address, is_own), cache);
