@@ -33,7 +33,8 @@ pub(super) fn check_rights() -> Result<(), FlowError> {
     let frames = listed(&[Right::NetRaw]);
     let (lacks, is_given_up) = lacks(&[Right::NetRaw]);
     if is_given_up {
-        return Err(FlowError::Rights(format!("frames need {frames}, {lacks}")));
+        let problem = format!("frames need {frames}, {lacks}");
+        return Err(FlowError::Rights { key: "", problem });
     }
     let program = match program.as_slice() {
         [] => String::new(),
