@@ -75,7 +75,7 @@ const BUSY_POLL: Duration = Duration::from_micros(50);
 /// version of IP beside a program that handles segments.
 const SEGMENT_FRAMES: u32 = 512;
 const SEGMENT_FRAMES_OF_VERSION: u32 = 256;
-const SEGMENT_FRAMES_BESIDE: u32 = 96;
+const SEGMENT_FRAMES_BESIDE: u32 = 92;
 /// The number of frames of the MTU that the kernel buffers.
 const PLAIN_FRAMES: u32 = 4096;
 /// The number of frames that wait to be sent, and of answers to ARP.
