@@ -296,8 +296,11 @@ impl Runtime {
                     shared.shutdown(true);
                 }
                 left.extend(join_until(shared.pool.begin_shutdown(), deadline));
+                // A driver that is told too late is about to end, and has no task.
+                let is_late = monotonic_now() >= deadline;
                 shared.server.shutdown();
-                left.extend(join_until(mem::take(&mut self.threads), deadline));
+                let drivers = join_until(mem::take(&mut self.threads), deadline);
+                left.extend(drivers.into_iter().filter(|_| !is_late));
             }
         }
 
