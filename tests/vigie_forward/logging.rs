@@ -139,6 +139,8 @@ fn each_connection_has_a_line() {
         assert!(line["error"].is_string(), "{line}");
     }
     assert_eq!(counter(&stats, "denied", "rule: deny 127.0.0.0/8"), 1);
+    let refused = "127.0.0.1 is denied by the rule for 127.0.0.0/8";
+    assert_eq!(line_of(&log, "denied", "denied")["error"], refused);
     let error = line_of(&log, "none", "no_target")["error"].to_string();
     let tried = report(&stats)["flows"][1]["targets"][0]["target"].clone();
     let tried = tried.as_str().expect("an address");
@@ -162,7 +164,7 @@ fn each_connection_has_a_line() {
     }
     let line = line_of(&log, "session", "idle");
     assert_eq!((number(&line["bytes_up"]), number(&line["bytes_down"])), (5, 0), "{line}");
-    line_of(&log, "refused", "denied");
+    assert_eq!(line_of(&log, "refused", "denied")["error"], refused);
     assert_eq!(counter(&stats, "refused", "rule: deny 127.0.0.0/8"), 1);
     let line = line_of(&log, "nowhere", "refused");
     assert!(

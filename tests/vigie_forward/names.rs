@@ -72,7 +72,9 @@ fn a_client_without_a_header_is_named() {
     let mut relay = Instance::start(&folder, &arguments).ready();
     let mut client = connect(relay.address("relay"));
     client.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").expect("it is connected");
-    let line = relay.until("must begin with a PROXY protocol header");
+    let line = relay.until(
+        "flow `relay`: a client was refused, since it must begin with a PROXY protocol header",
+    );
     let own = client.local_addr().expect("bound").to_string();
     assert!(line.contains(&own) && line.contains("remove it from the trusted networks"), "{line}");
     assert_eq!(relay.end().code(), 0);
@@ -138,7 +140,7 @@ fn names_are_followed() {
         assert!(arrives, "the client's session stays with an address that is gone");
 
         hosts("127.0.0.1 localhost\n");
-        relay.until("the name of a target cannot be resolved");
+        relay.until("`: the name of a target cannot be resolved");
         assert_eq!(ask().1, b'b');
         hosts("127.0.0.1 localhost\n127.0.0.4 one.test\n127.0.0.3 one.test\n");
         relay.until("the name of a target can be resolved again");

@@ -31,7 +31,7 @@ use self::state::{DrainingFlow, InstanceState, NamedFlow, StatsAnswers, follow, 
 use crate::{
     access_log::{self, AccessLogError},
     config::{Config, EndpointUri, FlowConfig, FlowKind, Inside, Located, Mistakes, Process},
-    flow::{self, Drained, Draining, FlowError, Listener, Prepared, StartContext},
+    flow::{self, Drained, Draining, Earlier, FlowError, Listener, Prepared, StartContext},
     journal::{counted, log},
     kernel::{MonitorError, NetlinkMonitor},
     mailbox::Mailbox,
@@ -248,7 +248,7 @@ fn prepare_all(
             }
             _ => None,
         };
-        let one = flow::prepare(flow, streams, listener)
+        let one = flow::prepare(flow, streams, Earlier { listener, relay: None })
             .map_err(|source| InstanceError::of_flow(flow, source))?;
         prepared.push((flow.name.clone(), one));
     }
@@ -528,7 +528,7 @@ impl Instance {
     /// Begins a flow that has ended.
     async fn begin_again(&mut self, flow: &FlowConfig, attempts: u32) -> Result<(), InstanceError> {
         if flow.kind.frames().is_none() {
-            return self.begin(flow, attempts).await;
+            return self.begin(flow, Earlier::default(), attempts).await;
         }
         let prepared = flow::prepare_anew(flow);
         let prepared = prepared.map_err(|error| InstanceError::of_flow(flow, error))?;

@@ -71,7 +71,7 @@ impl Subscriber for JournalSubscriber {
     fn event(&self, event: &Event<'_>) {
         let mut line = LogLine::default();
         event.record(&mut line);
-        log(line.message + &line.fields);
+        log(line.flow + &line.message + &line.fields);
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -87,9 +87,10 @@ impl Subscriber for JournalSubscriber {
     fn exit(&self, _: &Id) {}
 }
 
-/// The message, followed by the fields.
+/// The flow, if the line is about one; the message, and the fields.
 #[derive(Default)]
 struct LogLine {
+    flow: String,
     message: String,
     fields: String,
 }
@@ -99,6 +100,8 @@ impl Visit for LogLine {
         // Writing to a string does not fail.
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
+            // Relays have the names of their flows.
+            "relay" => write!(self.flow, "flow `{value:?}`: "),
             name => write!(self.fields, "; {name}: {value:?}"),
         };
     }
@@ -108,17 +111,19 @@ impl Visit for LogLine {
 mod tests {
     use super::*;
 
-    /// Goal: libraries' warnings are kept, with their fields, and mere information is not. Method: one event of each
-    /// level.
+    /// Goal: libraries' warnings are kept, with their fields, a relay's name first, and mere information is not. Method: one event of
+    /// each level.
     #[test]
     fn warnings_are_said() {
         tracing::subscriber::with_default(JournalSubscriber, || {
             tracing::warn!(count = 3, "something is lost");
+            tracing::warn!(count = 3, relay = %"web", "a target is gone");
             tracing::info!("nothing much");
             tracing::info!(target: "vigie_forward::relay::health", "something is back");
         });
         let lines = last_lines();
         assert!(lines.iter().any(|line| line == "something is lost; count: 3"), "{lines:?}");
+        assert!(lines.iter().any(|line| line == "flow `web`: a target is gone; count: 3"));
         assert!(lines.iter().any(|line| line == "something is back"), "{lines:?}");
         assert!(!lines.iter().any(|line| line.contains("nothing much")), "{lines:?}");
     }

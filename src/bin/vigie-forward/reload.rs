@@ -1,8 +1,8 @@
 //! SIGHUP: the file is read again, and what has changed in it changes, without I/O.
 
-use std::fmt;
+use std::{fmt, path::PathBuf};
 
-use crate::config::{EndpointUri, FlowConfig, FlowKind, has_port_zero, overlaps};
+use crate::config::{EndpointUri, FlowConfig, FlowKind, Process, has_port_zero, overlaps};
 
 /// The steps from one configuration to another.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -38,6 +38,25 @@ pub(crate) fn plan(old: &[FlowConfig], new: &[FlowConfig]) -> ReloadPlan {
     });
     let begins = begins.collect();
     ReloadPlan { kept: old.len() - ends.len(), ends, begins }
+}
+
+/// Says of each setting that changes only with the next start what it is now, and what it will be.
+pub(crate) fn fixed_changes(old: &Process, new: &Process) -> Vec<String> {
+    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+    let of = |process: &Process| {
+        [
+            ("stats_socket", path(&process.stats_socket)),
+            ("takeover", path(&process.takeover)),
+            ("metrics", process.metrics.as_ref().map(ToString::to_string)),
+            ("log_file", Some(process.log_file.to_string())),
+            ("drop_all_rights", Some(process.drop_all_rights.to_string())),
+        ]
+    };
+    let shown =
+        |value: Option<String>| value.map_or_else(|| "unset".to_owned(), |one| format!("`{one}`"));
+    let both = of(old).into_iter().zip(of(new)).filter(|(old, new)| old != new);
+    both.map(|((key, old), (_, new))| format!("{key} from {} to {}", shown(old), shown(new)))
+        .collect()
 }
 
 /// Returns whether a flow cannot be set up while the other one runs: of an interface, a file of translations and a port, only one of them
@@ -156,6 +175,24 @@ mod tests {
         assert_eq!(found.begins, [begins(&new[1], &held), begins(&new[2], &held)]);
         assert_eq!(found.kept, 1);
         assert_eq!(plan(&new, &new), ReloadPlan { kept: 3, ..ReloadPlan::default() });
+    }
+
+    /// Goal: each setting that needs a restart is named with its values, and no other. Method: a file with some, and without.
+    #[test]
+    fn fixed_settings_are_named() {
+        let of = |text: &str| parse("f", text).expect("a configuration").process;
+        let relay = "[[relay]]\nlisten = 'tcp://[::1]:1'\nto = 'tcp://[::1]:9'\n";
+        let old = of(&format!("[process]\nstats_socket = '/run/a'\ndrain = '1s'\n{relay}"));
+        let new = of(&format!(
+            "[process]\nmetrics = '127.0.0.1:9100'\nstats_socket = '/run/b'\ndrop_all_rights = true\n{relay}"
+        ));
+        let said = [
+            "stats_socket from `/run/a` to `/run/b`",
+            "metrics from unset to `tcp://127.0.0.1:9100`",
+            "drop_all_rights from `false` to `true`",
+        ];
+        assert_eq!(fixed_changes(&old, &new), said);
+        assert_eq!(fixed_changes(&old, &old), Vec::<String>::new());
     }
 
     /// Goal: who takes whose listener over: a flow with the same endpoint, whatever its name, once each; of port 0 only one with the

@@ -6,6 +6,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use thiserror::Error;
+
 use super::{counters::Counter, proxy::AddressRange};
 
 /// The setters of a builder's [`AccessList`]; the documentation of `allow` says what becomes of other clients.
@@ -57,6 +59,27 @@ pub struct AccessRule {
     pub hits: u64,
 }
 
+/// A client that is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{}", self.reason())]
+#[non_exhaustive]
+pub struct RefusedClient {
+    /// The client.
+    pub client: IpAddr,
+    /// The network of the rule that denies it; `None` if no rule allows it.
+    pub denied_by: Option<AddressRange>,
+}
+
+impl RefusedClient {
+    fn reason(&self) -> String {
+        let client = self.client;
+        match self.denied_by {
+            Some(network) => format!("{client} is denied by the rule for {network}"),
+            None => format!("{client} is not in any network that is allowed"),
+        }
+    }
+}
+
 /// The rules of one relay: those that deny come first.
 #[derive(Debug)]
 pub(super) struct Access {
@@ -72,15 +95,21 @@ impl Access {
         Self { allowed: rules(&list.allowed), denied: rules(&list.denied) }
     }
 
-    /// Returns whether a client is served, and counts the rule that decides. Clients without an address always are: the permissions of the
-    /// socket's path decide who can connect.
-    pub(super) fn admits(&self, client: Option<IpAddr>) -> bool {
-        let Some(client) = client else { return true };
-        let matches = |rules: &[(AddressRange, Counter)]| {
+    /// Refuses a client that is not served, and counts the rule that decides. Clients without an address always are: the permissions of
+    /// the socket's path decide who can connect.
+    pub(super) fn admit(&self, client: Option<IpAddr>) -> Result<(), RefusedClient> {
+        let Some(client) = client else { return Ok(()) };
+        let first = |rules: &[(AddressRange, Counter)]| {
             let first = rules.iter().find(|(network, _)| network.contains(client));
-            first.inspect(|(_, hits)| hits.add(1)).is_some()
+            first.inspect(|(_, hits)| hits.add(1)).map(|(network, _)| *network)
         };
-        !matches(&self.denied) && (self.allowed.is_empty() || matches(&self.allowed))
+        if let Some(network) = first(&self.denied) {
+            return Err(RefusedClient { client, denied_by: Some(network) });
+        }
+        if self.allowed.is_empty() || first(&self.allowed).is_some() {
+            return Ok(());
+        }
+        Err(RefusedClient { client, denied_by: None })
     }
 
     /// Returns the rules in the order in which they are tried.
@@ -176,13 +205,16 @@ mod tests {
         ] {
             let list =
                 Access::new(&AccessList { allowed: networks(allowed), denied: networks(denied) });
-            assert!(list.admits(None));
-            assert!(inside.iter().all(|one| list.admits(ip(one))), "{allowed:?} {denied:?}");
-            assert!(!outside.iter().any(|one| list.admits(ip(one))), "{allowed:?} {denied:?}");
+            assert!(list.admit(None).is_ok());
+            assert!(inside.iter().all(|one| list.admit(ip(one)).is_ok()), "{allowed:?} {denied:?}");
+            assert!(
+                outside.iter().all(|one| list.admit(ip(one)).is_err()),
+                "{allowed:?} {denied:?}"
+            );
         }
     }
 
-    /// Goal: the rule that decides is counted, and no other. Method: clients that several rules match, and one that none matches.
+    /// Goal: the rule that decides is counted, and no other; refused clients are told apart. Method: clients that several rules match, and one that none matches.
     #[test]
     fn rules_are_counted() {
         let network = |text: &str| text.parse().expect("a network");
@@ -190,9 +222,14 @@ mod tests {
             allowed: vec![network("10.0.0.0/8"), network("10.2.0.0/16")],
             denied: vec![network("10.1.0.0/16")],
         });
-        for client in ["10.1.0.1", "10.2.0.1", "10.3.0.1", "192.0.2.1"] {
-            let _ = access.admits(ip(client));
-        }
+        let said = ["10.1.0.1", "10.2.0.1", "10.3.0.1", "192.0.2.1"].map(|client| {
+            access.admit(ip(client)).map_or_else(|refused| refused.to_string(), |()| String::new())
+        });
+        let (denied, other) = (
+            "10.1.0.1 is denied by the rule for 10.1.0.0/16",
+            "192.0.2.1 is not in any network that is allowed",
+        );
+        assert_eq!(said, [denied, "", "", other]);
         let found: Vec<_> = access.rules().iter().map(|one| (one.action, one.hits)).collect();
         let expected =
             [(AccessAction::Deny, 1), (AccessAction::Allow, 2), (AccessAction::Allow, 0)];

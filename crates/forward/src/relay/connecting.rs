@@ -1,13 +1,7 @@
 //! From an accepted connection to a connected pair: the client's header, an upstream, and the header for it.
 
 use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    io,
-    net::IpAddr,
-    os::fd::OwnedFd,
-    pin::pin,
-    sync::{Arc, PoisonError},
+    collections::VecDeque, future::poll_fn, io, net::IpAddr, os::fd::OwnedFd, pin::pin, sync::Arc,
     time::Duration,
 };
 
@@ -107,8 +101,7 @@ pub(super) async fn connect(
 
 /// Returns whether there are checks, and none of this target has ended yet.
 fn is_presumed(shared: &RelayShared, target: &Target<Endpoint>) -> bool {
-    let is_new = || target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-    shared.settings.check.is_some() && is_new()
+    shared.settings.check.is_some() && target.is_unchecked()
 }
 
 /// Tries one target for at most `time`.
@@ -159,7 +152,7 @@ async fn watched<T>(
     if slow == deadline {
         return Ok(None);
     }
-    health.availability.failed(server.now());
+    health.availability().failed(server.now());
     timeout_at(server, deadline, attempt).await
 }
 

@@ -4,7 +4,7 @@ use std::{fmt, io, net::IpAddr, time::Duration};
 
 use thiserror::Error;
 
-use super::{endpoint::Endpoint, framed::FrameError, proxy::ProxyError};
+use super::{access::RefusedClient, endpoint::Endpoint, framed::FrameError, proxy::ProxyError};
 use crate::model::SwitchingMode;
 
 named! {
@@ -88,11 +88,8 @@ pub enum RelayError {
         source: FrameError,
     },
     /// The client's address is not served.
-    #[error("{client} is not allowed to connect, or denied")]
-    Denied {
-        /// The client.
-        client: IpAddr,
-    },
+    #[error(transparent)]
+    Denied(#[from] RefusedClient),
     /// The client's source has as many connections as it may.
     #[error("{client}, or its network, has as many connections as `per_source_max` allows")]
     OverSourceMax {

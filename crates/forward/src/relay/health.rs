@@ -1,4 +1,4 @@
-//! Log lines about a failing target: at the first failure, then now and then, and when it has recovered.
+//! Log lines about a failing target of a relay: at the first failure, then now and then, and when it has recovered.
 //!
 //! ```text
 //!            1 failed: logged at once, unless there was a line a moment ago
@@ -12,7 +12,7 @@ use std::{
     fmt,
     net::SocketAddr,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -28,60 +28,82 @@ const QUIET: Duration = Duration::from_secs(10);
 /// One target, and whether it is reachable and answers.
 #[derive(Debug)]
 pub(super) struct UpstreamHealth {
+    relay: Arc<str>,
     target: String,
-    pub(super) availability: Availability,
+    history: Arc<TargetHistory>,
+}
+
+/// What is known of a target, whichever relay has it.
+#[derive(Debug, Default)]
+struct TargetHistory {
+    availability: Availability,
     reached: FailureTracker,
     answered: FailureTracker,
 }
 
 impl UpstreamHealth {
-    pub(super) fn new(target: impl fmt::Display) -> Self {
-        let (reached, answered) = (FailureTracker::default(), FailureTracker::default());
-        let availability = Availability::default();
-        Self { target: target.to_string(), availability, reached, answered }
+    pub(super) fn new(relay: Arc<str>, target: impl fmt::Display) -> Self {
+        Self { relay, target: target.to_string(), history: Arc::default() }
+    }
+
+    /// The same target, of which another relay knows this.
+    pub(super) fn known_to(&self, other: &Self) -> Self {
+        let (relay, target) = (Arc::clone(&self.relay), self.target.clone());
+        Self { relay, target, history: Arc::clone(&other.history) }
+    }
+
+    pub(super) fn availability(&self) -> &Availability {
+        &self.history.availability
     }
 
     /// Records that the target was unreachable.
     pub(super) fn note_unreachable(&self, error: &dyn fmt::Display, now: Instant) {
-        self.availability.failed(now);
-        if let Some(suppressed) = self.reached.failed(now) {
-            let (target, suppressed) = (&self.target, shown(suppressed));
-            tracing::warn!(%target, %error, suppressed, "a target cannot be reached");
+        self.history.availability.failed(now);
+        if let Some(suppressed) = self.history.reached.failed(now) {
+            let (Self { relay, target, .. }, suppressed) = (self, shown(suppressed));
+            tracing::warn!(%relay, %target, %error, suppressed, "a target cannot be reached");
         }
     }
 
     /// Records that checks have found the target down.
     pub(super) fn note_down(&self, error: &dyn fmt::Display) {
-        self.availability.checked(false);
-        tracing::warn!(target = %self.target, %error, "a target is down, since its checks fail");
+        self.history.availability.checked(false);
+        let Self { relay, target, .. } = self;
+        tracing::warn!(%relay, %target, %error, "a target is down, since its checks fail");
     }
 
     /// Records that checks have found the target up again.
     pub(super) fn note_up(&self) {
-        self.availability.checked(true);
-        tracing::info!(target = %self.target, "a target is up again, since its checks pass");
+        self.history.availability.checked(true);
+        let Self { relay, target, .. } = self;
+        tracing::info!(%relay, %target, "a target is up again, since its checks pass");
     }
 
     /// Records that the target was reached.
     pub(super) fn note_reached(&self, now: impl FnOnce() -> Instant) {
-        self.availability.reached();
-        if let Some(Recovery { after, failures }) = self.reached.worked(now) {
-            tracing::info!(target = %self.target, ?after, failures, "a target can be reached again");
+        self.history.availability.reached();
+        if let Some(Recovery { after, failures }) = self.history.reached.worked(now) {
+            let Self { relay, target, .. } = self;
+            tracing::info!(%relay, %target, ?after, failures, "a target can be reached again");
         }
     }
 
     /// Records that a client waited for the target's answer and got none, and how that ended.
     pub(super) fn note_silent(&self, end: &dyn fmt::Display, now: Instant) {
-        if let Some(suppressed) = self.answered.failed(now) {
-            let (target, suppressed) = (&self.target, shown(suppressed));
-            tracing::warn!(%target, %end, suppressed, "a target was sent something and has answered nothing");
+        if let Some(suppressed) = self.history.answered.failed(now) {
+            let (Self { relay, target, .. }, suppressed) = (self, shown(suppressed));
+            tracing::warn!(
+                %relay, %target, %end, suppressed,
+                "a target was sent something and has answered nothing"
+            );
         }
     }
 
     /// Records that the target has answered.
     pub(super) fn note_answered(&self, now: impl FnOnce() -> Instant) {
-        if let Some(Recovery { after, failures }) = self.answered.worked(now) {
-            tracing::info!(target = %self.target, ?after, failures, "a target answers again");
+        if let Some(Recovery { after, failures }) = self.history.answered.worked(now) {
+            let Self { relay, target, .. } = self;
+            tracing::info!(%relay, %target, ?after, failures, "a target answers again");
         }
     }
 }
@@ -89,43 +111,57 @@ impl UpstreamHealth {
 /// A name, and whether it can be resolved.
 #[derive(Debug)]
 pub(super) struct NameHealth {
+    relay: Arc<str>,
     name: String,
     resolved: FailureTracker,
 }
 
 impl NameHealth {
-    pub(super) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), resolved: FailureTracker::default() }
+    pub(super) fn new(relay: Arc<str>, name: &str) -> Self {
+        Self { relay, name: name.to_owned(), resolved: FailureTracker::default() }
     }
 
     /// Records that the name could not be resolved.
     pub(super) fn note_unresolved(&self, error: &dyn fmt::Display, now: Instant) {
         if let Some(suppressed) = self.resolved.failed(now) {
-            let (name, suppressed) = (&self.name, shown(suppressed));
-            tracing::warn!(%name, %error, suppressed, "the name of a target cannot be resolved");
+            let (Self { relay, name, .. }, suppressed) = (self, shown(suppressed));
+            tracing::warn!(
+                %relay, %name, %error, suppressed,
+                "the name of a target cannot be resolved"
+            );
         }
     }
 
     /// Records that the name was resolved.
     pub(super) fn note_resolved(&self, now: impl FnOnce() -> Instant) {
         if let Some(Recovery { after, failures }) = self.resolved.worked(now) {
-            let name = &self.name;
-            tracing::info!(%name, ?after, failures, "the name of a target can be resolved again");
+            let Self { relay, name, .. } = self;
+            tracing::info!(
+                %relay, %name, ?after, failures,
+                "the name of a target can be resolved again"
+            );
         }
     }
 
     /// Records that the name has got other addresses.
     pub(super) fn note_changed(&self, new: &[String], gone: &[String]) {
-        let name = &self.name;
-        tracing::info!(%name, ?new, ?gone, "the name of a target has new addresses");
+        let Self { relay, name, .. } = self;
+        tracing::info!(%relay, %name, ?new, ?gone, "the name of a target has new addresses");
     }
 }
 
 /// The PROXY protocol headers of clients.
-#[derive(Debug, Default)]
-pub(super) struct HeaderHealth(FailureTracker);
+#[derive(Debug)]
+pub(super) struct HeaderHealth {
+    relay: Arc<str>,
+    accepted: FailureTracker,
+}
 
 impl HeaderHealth {
+    pub(super) fn new(relay: Arc<str>) -> Self {
+        Self { relay, accepted: FailureTracker::default() }
+    }
+
     /// Records that a client did not begin with a header. One that sent nothing at all may be a probe of the port.
     pub(super) fn note_refused(
         &self,
@@ -136,11 +172,11 @@ impl HeaderHealth {
         if matches!(error, ProxyError::Truncated { received: 0 }) {
             return;
         }
-        if let Some(suppressed) = self.0.failed(now) {
+        if let Some(suppressed) = self.accepted.failed(now) {
             let client = client.map_or_else(|| "unix".to_owned(), |client| client.to_string());
-            let suppressed = shown(suppressed);
+            let (relay, suppressed) = (&self.relay, shown(suppressed));
             tracing::warn!(
-                %client, %error, suppressed,
+                %relay, %client, %error, suppressed,
                 "a client was refused, since it must begin with a PROXY protocol header (version 2) and did not"
             );
         }

@@ -74,7 +74,7 @@ pub use self::tls::{
     TlsOrigination, TlsRouter, TlsTermination,
 };
 pub use self::{
-    access::{AccessAction, AccessRule},
+    access::{AccessAction, AccessRule, RefusedClient},
     balance::Balance,
     check::HealthCheckConfig,
     chooser::Transfer,

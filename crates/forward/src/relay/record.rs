@@ -84,7 +84,7 @@ impl ConnectionEnd {
             Err(RelayError::NoUpstream { .. } | RelayError::OverRetryBudget { .. }) => {
                 Self::NoTarget
             }
-            Err(RelayError::Denied { .. }) => Self::Denied,
+            Err(RelayError::Denied(_)) => Self::Denied,
             Err(RelayError::OverSourceMax { .. }) => Self::OverSourceMax,
             Err(RelayError::Failed { peer: Peer::Client, .. }) => Self::ClientReset,
             Err(RelayError::Failed { peer: Peer::Upstream, .. }) => Self::TargetReset,

@@ -2,7 +2,7 @@
 
 use std::{
     error::Error,
-    io,
+    io, mem,
     net::SocketAddr,
     os::fd::OwnedFd,
     pin::{Pin, pin},
@@ -36,7 +36,7 @@ use super::{
     session::Session,
     settings::{BindError, RelayBuilder},
     shared::{Drained, Opening, RelayShared, TargetGroup},
-    target::{Target, TargetStats, TargetUse, Targets},
+    target::{EarlierTargets, Target, TargetStats, TargetUse, Targets},
     upstream::Upstream,
     wait::{Either, is_exhausted, select, timeout},
 };
@@ -114,13 +114,16 @@ impl Relay {
             Some(listener) => listener,
             None => RelayListener::bind_on(server, &settings.listen)?,
         };
+        let name = settings.name.take();
+        let name = name.unwrap_or_else(|| listener.endpoint().to_string().into());
         let spare = eventfd(0, EventfdFlags::CLOEXEC)?;
         let resources = RelayResources::new(
             server.clone(),
             settings.memory_bytes_max,
             settings.pipes_max,
             settings.transfer,
-        );
+        )
+        .of_relay(Arc::clone(&name));
         let permits =
             Arc::new(Semaphore::new(settings.connections_max.min(Semaphore::MAX_PERMITS)));
         let (ended, emptied) = (Notify::new(), Notify::new());
@@ -128,8 +131,13 @@ impl Relay {
         let draining = watch::Sender::new(None);
         let (is_accepting, accepting) = watch::channel(());
         let targets_changed = Arc::default();
+        let earlier = mem::take(&mut settings.earlier).for_relay(settings.check.is_some());
         let group = |upstreams: &[Upstream]| TargetGroup {
-            targets: Arc::new(Targets::new(upstreams, Arc::clone(&targets_changed))),
+            targets: Arc::new(Targets::new(
+                (&name, upstreams),
+                Arc::clone(&targets_changed),
+                &earlier,
+            )),
             balancer: Balancer::new(settings.balance, server.now().as_nanos()),
             retries: Retries::new(settings.retries),
         };
@@ -151,7 +159,7 @@ impl Relay {
             accepting: is_accepting,
             listener: listener.downgrade(),
             own_address: listener.endpoint().address(),
-            headers: HeaderHealth::default(),
+            headers: HeaderHealth::new(name),
             permits,
         });
 
@@ -237,11 +245,11 @@ impl Relay {
         if shared.resources.counters.pauses.next() == 0 {
             if is_exhausted(error) {
                 tracing::warn!(
-                    %error,
+                    relay = %shared.resources.relay, %error,
                     "accepting pauses; raise the hard limit of descriptors (`ulimit -Hn`), or lower `connections_max`"
                 );
             } else {
-                tracing::warn!(%error, "accepting pauses");
+                tracing::warn!(relay = %shared.resources.relay, %error, "accepting pauses");
             }
         }
         if is_exhausted(error) {
@@ -270,6 +278,17 @@ impl RelayBuilder {
         self.validate()?;
         let endpoint = self.listen.clone();
         Relay::new(self, server).map_err(|source| BindError::Listen { endpoint, source })
+    }
+
+    /// Begins with what another relay knows: the health of targets with the same address (and, with TLS, the same name in their
+    /// certificate), and the addresses of names. Both relays go on to learn of such targets together. If only the other relay has
+    /// [checks](Self::check), the health of its targets is not used. Default: all targets are presumed to be available, and no address of
+    /// a name is known.
+    pub fn successor_of(mut self, earlier: &RelayHandle) -> Self {
+        let RelayShared { settings, .. } = &*earlier.shared;
+        let (targets, has_health) = (earlier.shared.targets(), settings.check.is_none());
+        self.earlier = EarlierTargets { targets, has_health };
+        self
     }
 
     fn cannot_listen(&self, source: io::Error) -> BindError {
@@ -345,7 +364,7 @@ impl RelayShared {
         let mut cutting = Cut { cut_requested, waker: None, is_cutting: &self.is_cutting };
         let connected = select(&mut cutting, self.connect(&mut client, reserved, trace)).await;
         let Either::Right(upstream) = connected else { return Err(RelayError::Cut) };
-        if matches!(upstream, Err(RelayError::Denied { .. } | RelayError::OverSourceMax { .. })) {
+        if matches!(upstream, Err(RelayError::Denied(_) | RelayError::OverSourceMax { .. })) {
             // The client is reset.
             return upstream.map(drop);
         }

@@ -18,6 +18,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct RelayResources {
     pub(super) server: Server,
+    /// The relay's name in log lines.
+    pub(super) relay: Arc<str>,
     pub(super) buffers: Buffers,
     pub(super) pipes: Pipes,
     pub(super) chooser: Chooser,
@@ -42,6 +44,7 @@ impl RelayResources {
         let how = if server.is_virtual() { Transfer::Copy } else { how };
         Self {
             server,
+            relay: Arc::default(),
             buffers: Buffers::new(budget_bytes),
             pipes: Pipes::new(pipes),
             chooser: Chooser::new(how),
@@ -49,6 +52,10 @@ impl RelayResources {
             counters: RelayCounters::default(),
             streams: Arc::default(),
         }
+    }
+
+    pub(super) fn of_relay(self, relay: Arc<str>) -> Self {
+        Self { relay, ..self }
     }
 
     /// Returns the number of directions that fill their buffers: a statistic.
@@ -75,6 +82,7 @@ impl RelayResources {
     pub(super) fn count_missing_pipe(&self) {
         if self.counters.pipes_missing.next() == 0 {
             tracing::warn!(
+                relay = %self.relay,
                 "no pipe is left, or may be made: bytes are copied instead of spliced \
                  (descriptors: `ulimit -n`; memory of pipes: /proc/sys/fs/pipe-user-pages-soft)"
             );

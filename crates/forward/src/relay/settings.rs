@@ -1,6 +1,6 @@
 //! The settings of a relay, and their checks.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use thiserror::Error;
 
@@ -16,6 +16,7 @@ use super::{
     proxy::AddressRange,
     record::{ConnectionObserver, observer_setter},
     retries::RetryBudget,
+    target::EarlierTargets,
     upstream::{Upstream, are_weights},
 };
 
@@ -24,6 +25,8 @@ use super::{
 #[must_use = "`bind` makes the relay"]
 pub struct RelayBuilder {
     pub(super) listen: Endpoint,
+    pub(super) name: Option<Arc<str>>,
+    pub(super) earlier: EarlierTargets<Endpoint>,
     pub(super) listener: Option<RelayListener>,
     pub(super) upstreams: Vec<Upstream>,
     pub(super) balance: Balance,
@@ -46,6 +49,18 @@ pub struct RelayBuilder {
     pub(super) tls: Option<super::tls::TlsRouter>,
 }
 
+/// The setter of a builder's name.
+macro_rules! name_setter {
+    () => {
+        /// Sets the name of the relay in log lines (`tracing`, field `relay`). Default: the endpoint on which it listens.
+        pub fn name(mut self, name: impl Into<std::sync::Arc<str>>) -> Self {
+            self.name = Some(name.into());
+            self
+        }
+    };
+}
+pub(super) use name_setter;
+
 /// The usual time between two attempts to resolve names.
 pub(super) const RESOLVE_EVERY: Duration = Duration::from_secs(30);
 
@@ -60,6 +75,8 @@ impl RelayBuilder {
         let to_usize = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         Self {
             listen,
+            name: None,
+            earlier: EarlierTargets::default(),
             listener: None,
             upstreams: Vec::new(),
             balance: Balance::First,
@@ -82,6 +99,8 @@ impl RelayBuilder {
             tls: None,
         }
     }
+
+    name_setter!();
 
     /// Adds an upstream: an endpoint, or an [`Upstream`] with a weight. [`balance`](Self::balance) says which one a connection gets.
     pub fn upstream(mut self, upstream: impl Into<Upstream>) -> Self {

@@ -139,9 +139,7 @@ impl RelayShared {
 
     pub(super) fn admit(&self, client: Option<IpAddr>) -> Result<SourcePermit, RelayError> {
         let unknown = IpAddr::from([0, 0, 0, 0]);
-        if !self.access.admits(client) {
-            return Err(RelayError::Denied { client: client.unwrap_or(unknown) });
-        }
+        self.access.admit(client)?;
         let refused = || RelayError::OverSourceMax { client: client.unwrap_or(unknown) };
         self.sources.admit(client).ok_or_else(refused)
     }
@@ -162,7 +160,7 @@ impl RelayShared {
             Ok(()) => &counters.finished,
             Err(RelayError::NoUpstream { .. }) => &counters.refused,
             Err(RelayError::OverRetryBudget { .. }) => &counters.over_retry_budget,
-            Err(RelayError::Denied { .. }) => &counters.denied,
+            Err(RelayError::Denied(_)) => &counters.denied,
             Err(RelayError::OverSourceMax { .. }) => &counters.over_source_max,
             Err(RelayError::Idle { .. }) => &counters.timed_out,
             Err(RelayError::Frame { .. } | RelayError::Proxy(_)) => &counters.malformed,

@@ -26,11 +26,18 @@ use super::{
 pub(super) trait TargetAddress: Clone + Eq + From<SocketAddr> {
     /// Returns it as it is logged and counted; the same text is the same target to a hash.
     fn named(&self) -> String;
+
+    /// Returns its port, if it has one.
+    fn port(&self) -> Option<u16>;
 }
 
 impl TargetAddress for Endpoint {
     fn named(&self) -> String {
         self.to_string()
+    }
+
+    fn port(&self) -> Option<u16> {
+        self.address().map(|address| address.port())
     }
 }
 
@@ -38,11 +45,17 @@ impl TargetAddress for SocketAddr {
     fn named(&self) -> String {
         format!("udp://{self}")
     }
+
+    fn port(&self) -> Option<u16> {
+        Some(Self::port(self))
+    }
 }
 
 /// The part that all addresses of an upstream share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TargetKind {
+    /// The name of their relay.
+    pub(super) relay: Arc<str>,
     pub(super) weight: u16,
     pub(super) tls: TargetTls,
 }
@@ -61,7 +74,7 @@ pub(super) struct Target<A> {
     /// Its turn, of the policy that goes round; written under the policy's lock.
     pub(super) turn: AtomicI64,
     pub(super) counters: TargetCounters,
-    pub(super) checks: Mutex<CheckHistory>,
+    pub(super) checks: Arc<Mutex<CheckHistory>>,
     /// Of streams.
     pub(super) own_address: OwnAddressCheck,
 }
@@ -76,9 +89,9 @@ pub(super) struct TargetCounters {
 
 impl<A: TargetAddress> Target<A> {
     pub(super) fn new(address: A, kind: TargetKind, host: Option<String>) -> Self {
-        let TargetKind { weight, tls } = kind;
+        let TargetKind { relay, weight, tls } = kind;
         let name = address.named();
-        let health = Arc::new(UpstreamHealth::new(&name));
+        let health = Arc::new(UpstreamHealth::new(relay, &name));
         Self {
             address,
             weight,
@@ -88,15 +101,67 @@ impl<A: TargetAddress> Target<A> {
             health,
             turn: AtomicI64::new(0),
             counters: TargetCounters::default(),
-            checks: Mutex::default(),
+            checks: Arc::default(),
             own_address: OwnAddressCheck::default(),
         }
+    }
+
+    /// The same, with what an earlier relay knows of the target.
+    fn known_to(mut self, earlier: &EarlierTargets<A>) -> Self {
+        let is_same =
+            |one: &&Arc<Self>| one.address == self.address && is_same_server(&one.tls, &self.tls);
+        if let Some(known) = earlier.targets.iter().find(is_same).filter(|_| earlier.has_health) {
+            self.health = Arc::new(self.health.known_to(&known.health));
+            self.checks = Arc::clone(&known.checks);
+        }
+        self
+    }
+}
+
+/// Returns whether two targets at the same address are expected to have the same certificate.
+#[cfg(feature = "tls")]
+fn is_same_server(one: &TargetTls, other: &TargetTls) -> bool {
+    match (one, other) {
+        (None, None) => true,
+        (Some(one), Some(other)) => one.has_name_of(other),
+        _ => false,
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+const fn is_same_server(_: &TargetTls, _: &TargetTls) -> bool {
+    true
+}
+
+/// The targets of a relay whose place another one takes.
+#[derive(Clone, Debug)]
+pub(super) struct EarlierTargets<A> {
+    pub(super) targets: Vec<Arc<Target<A>>>,
+    /// Whether their health is of use: without checks, none of them would be found up again.
+    pub(super) has_health: bool,
+}
+
+impl<A> Default for EarlierTargets<A> {
+    fn default() -> Self {
+        Self { targets: Vec::new(), has_health: false }
+    }
+}
+
+impl EarlierTargets<Endpoint> {
+    /// For a relay with checks or without.
+    pub(super) fn for_relay(self, has_checks: bool) -> Self {
+        Self { has_health: self.has_health || has_checks, ..self }
     }
 }
 
 impl<A> Target<A> {
     pub(super) fn availability(&self) -> &Availability {
-        &self.health.availability
+        self.health.availability()
+    }
+
+    /// Returns whether no check has ended yet.
+    pub(super) fn is_unchecked(&self) -> bool {
+        self.checks.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// Records that it was not reached.
@@ -210,17 +275,34 @@ pub(super) struct HostName {
 }
 
 impl<A: TargetAddress> Targets<A> {
-    pub(super) fn new(upstreams: &[Upstream<A>], changed: Arc<Notify>) -> Self {
+    /// Those of the relay with this name in log lines. What an earlier relay knows of them is theirs, too: their health, and the addresses
+    /// of names.
+    pub(super) fn new(
+        (relay, upstreams): (&Arc<str>, &[Upstream<A>]),
+        changed: Arc<Notify>,
+        earlier: &EarlierTargets<A>,
+    ) -> Self {
         let (mut names, mut of_upstream) = (Vec::new(), Vec::new());
         for Upstream { address, weight, tls } in upstreams {
-            let kind = TargetKind { weight: *weight, tls: tls.clone() };
+            let kind = TargetKind { relay: Arc::clone(relay), weight: *weight, tls: tls.clone() };
+            let made = |address: &A, host: Option<&String>| {
+                let target = Target::new(address.clone(), kind.clone(), host.cloned());
+                Arc::new(target.known_to(earlier))
+            };
             let (name, targets) = match address {
-                UpstreamAddress::Fixed(address) => {
-                    (None, vec![Arc::new(Target::new(address.clone(), kind.clone(), None))])
-                }
+                UpstreamAddress::Fixed(address) => (None, vec![made(address, None)]),
                 UpstreamAddress::Name(host, port) => {
-                    let health = NameHealth::new(host);
-                    (Some(HostName { host: host.clone(), port: *port, health }), Vec::new())
+                    let mut known = Vec::new();
+                    for one in &earlier.targets {
+                        let is_of_name =
+                            one.host.as_ref() == Some(host) && one.address.port() == Some(*port);
+                        if is_of_name && !known.contains(&one.address) {
+                            known.push(one.address.clone());
+                        }
+                    }
+                    let targets = known.iter().map(|one| made(one, Some(host))).collect();
+                    let health = NameHealth::new(Arc::clone(relay), host);
+                    (Some(HostName { host: host.clone(), port: *port, health }), targets)
                 }
             };
             names.push((name, kind));
@@ -307,14 +389,47 @@ impl<A> Target<A> {
 mod tests {
     use super::*;
 
+    fn made(
+        upstreams: &[Upstream<SocketAddr>],
+        earlier: &EarlierTargets<SocketAddr>,
+    ) -> Targets<SocketAddr> {
+        Targets::new((&Arc::default(), upstreams), Arc::default(), earlier)
+    }
+
+    /// Goal: a relay that takes the place of another one knows what that one knew: the health of targets with the same address, and the
+    /// addresses of names; not the health that checks found, if it has none. Method: a target that fails, one that is down, and a name.
+    #[test]
+    fn what_is_known_outlives_a_relay() {
+        let at = |last: u8| SocketAddr::from(([192, 0, 2, last], 80));
+        let name = || Upstream::named("web", 80);
+        let before = made(&[at(1).into(), at(2).into(), name()], &EarlierTargets::default());
+        assert!(before.set(2, vec![at(5)]).is_some());
+        let [failing, down] = [0, 1].map(|index| Arc::clone(&before.list()[index]));
+        failing.failed(&"refused", Instant::from_nanos(0));
+        down.health.note_down(&"refused");
+
+        let known = |has_health| EarlierTargets { targets: before.list().to_vec(), has_health };
+        let next = [at(2).into(), name(), at(3).into(), at(1).into(), Upstream::named("api", 80)];
+        let states = |has_health| -> Vec<_> {
+            let stats = made(&next, &known(has_health)).stats(Instant::from_nanos(1));
+            stats.into_iter().map(|one| (one.target, one.state)).collect()
+        };
+        let (fine, avoided) = (TargetState::Available, TargetState::Avoided);
+        let of = |last, state| (format!("udp://{}", at(last)), state);
+        let expected = [of(2, TargetState::Down), of(5, fine), of(3, fine), of(1, avoided)];
+        assert_eq!(states(true), expected);
+        assert_eq!(states(false), [2, 5, 3, 1].map(|last| of(last, fine)));
+        failing.health.note_reached(|| Instant::from_nanos(2));
+        assert_eq!(states(true)[3], of(1, fine), "both learn of it");
+    }
+
     /// Goal: targets that stay keep their place and what is known of them, new ones come behind them, and the targets of other upstreams
     /// are not touched; what is the same changes nothing. Method: addresses of a name between two fixed ones, in several orders.
     #[test]
     fn addresses_of_a_name_are_replaced() {
         let at = |last: u8| SocketAddr::from(([192, 0, 2, last], 80));
         let name = Upstream::named("web", 80).weight(7);
-        let targets =
-            Targets::<SocketAddr>::new(&[at(1).into(), name, at(2).into()], Arc::default());
+        let targets = made(&[at(1).into(), name, at(2).into()], &EarlierTargets::default());
         let shown =
             || targets.list().iter().map(|one| one.address.ip().to_string()).collect::<Vec<_>>();
         let ip =

@@ -12,7 +12,7 @@
 use std::{
     collections::BTreeMap,
     error::Error,
-    io,
+    io, mem,
     net::{self, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
@@ -35,9 +35,9 @@ use super::{
     proxy::AddressRange,
     record::{ConnectionEnd, ConnectionObserver, ConnectionRecord, observer_setter},
     relay::ConnectionTask,
-    settings::{BindError, RESOLVE_EVERY},
+    settings::{BindError, RESOLVE_EVERY, name_setter},
     sys::{ARRIVALS_MAX, dropped_datagrams},
-    target::{Target, TargetStats, TargetUse, Targets},
+    target::{EarlierTargets, Target, TargetStats, TargetUse, Targets},
     train::{Arrivals, Train, TrainSocket},
     upstream::{Upstream, are_weights},
     wait::{Either, is_exhausted, select, timeout_at, yield_now},
@@ -51,6 +51,8 @@ const RESOLVE_FIRST_TIMEOUT: Duration = Duration::from_secs(5);
 #[must_use = "`bind_on` makes the relay"]
 pub struct UdpRelayBuilder {
     listen: SocketAddr,
+    name: Option<Arc<str>>,
+    earlier: EarlierTargets<SocketAddr>,
     listener: Option<UdpRelayListener>,
     upstreams: Vec<Upstream<SocketAddr>>,
     access: AccessList,
@@ -63,6 +65,8 @@ pub struct UdpRelayBuilder {
 }
 
 impl UdpRelayBuilder {
+    name_setter!();
+
     /// Adds a further upstream: an address, or an [`Upstream`] with a weight.
     pub fn upstream(mut self, upstream: impl Into<Upstream<SocketAddr>>) -> Self {
         self.upstreams.push(upstream.into());
@@ -104,6 +108,14 @@ impl UdpRelayBuilder {
         self
     }
 
+    /// Begins with what another relay knows: the health of targets with the same address, and the addresses of names. Both relays go on to
+    /// learn of such targets together. Default: all targets are presumed to be available, and no address of a name is known.
+    pub fn successor_of(mut self, earlier: &UdpRelayHandle) -> Self {
+        let targets = earlier.shared.targets.list().to_vec();
+        self.earlier = EarlierTargets { targets, has_health: true };
+        self
+    }
+
     /// Binds the listening socket, watched by `server`, as are those of the sessions.
     ///
     /// # Errors
@@ -130,7 +142,9 @@ impl UdpRelayBuilder {
         let address = socket.socket().local_addr().map_err(cannot)?;
         self.listener = None;
         let (is_receiving, receiving) = watch::channel(());
-        let targets = Arc::new(Targets::new(&self.upstreams, Arc::default()));
+        let name = self.name.take().unwrap_or_else(|| format!("udp://{address}").into());
+        let (of_relay, earlier) = ((&name, &self.upstreams[..]), mem::take(&mut self.earlier));
+        let targets = Arc::new(Targets::new(of_relay, Arc::default(), &earlier));
         let access = Access::new(&self.access);
         let sources = Sources::new(self.per_source_max);
         let balancer = Balancer::new(self.balance, server.now().as_nanos());
@@ -293,6 +307,8 @@ impl UdpRelay {
         let (expire_after, sessions_max) = (Duration::from_secs(60), 4096);
         UdpRelayBuilder {
             listen,
+            name: None,
+            earlier: EarlierTargets::default(),
             listener: None,
             upstreams: vec![upstream.into()],
             access: AccessList::default(),
@@ -504,9 +520,9 @@ impl UdpShared {
         if let Some(session) = self.session(client) {
             return Some(session);
         }
-        if !self.access.admits(Some(client.ip())) {
+        if let Err(refused) = self.access.admit(Some(client.ip())) {
             self.counters.denied.add(1);
-            self.note_refused(client, ConnectionEnd::Denied, None);
+            self.note_refused(client, ConnectionEnd::Denied, Some(&refused));
             return None;
         }
         let Some(source) = self.sources.admit(Some(client.ip())) else {
@@ -534,7 +550,12 @@ impl UdpShared {
     }
 
     /// Observes a client that gets no session.
-    fn note_refused(&self, client: SocketAddr, end: ConnectionEnd, error: Option<&io::Error>) {
+    fn note_refused(
+        &self,
+        client: SocketAddr,
+        end: ConnectionEnd,
+        error: Option<&(dyn Error + 'static)>,
+    ) {
         let Some(observer) = &self.settings.observer else { return };
         observer.note(&ConnectionRecord {
             client: Some(unmapped(client)),
@@ -543,7 +564,7 @@ impl UdpShared {
             bytes_up: 0,
             bytes_down: 0,
             end,
-            error: error.map(|error| error as &(dyn Error + 'static)),
+            error,
         });
     }
 

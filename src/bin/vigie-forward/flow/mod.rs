@@ -25,7 +25,7 @@ use thiserror::Error;
 use vigie::{
     Instant, Runtime,
     forward::{
-        relay::{RelayListener, UdpRelayListener},
+        relay::{RelayHandle, RelayListener, UdpRelayHandle, UdpRelayListener},
         tables::Prefix,
     },
     via::link::MacAddress,
@@ -153,6 +153,20 @@ impl Listener {
     }
 }
 
+/// What a flow has of one whose place it takes.
+#[derive(Default)]
+pub(crate) struct Earlier {
+    pub(crate) listener: Option<Listener>,
+    pub(crate) relay: Option<EarlierRelay>,
+}
+
+/// A relay that knows the health of targets.
+#[derive(Clone)]
+pub(crate) enum EarlierRelay {
+    Streams(RelayHandle),
+    Datagrams(UdpRelayHandle),
+}
+
 /// A running flow.
 pub(crate) trait Running {
     /// Returns its report.
@@ -182,6 +196,11 @@ pub(crate) trait Running {
 
     /// Returns its listener, for the flow that takes its place.
     fn listener(&self) -> Option<Listener> {
+        None
+    }
+
+    /// Returns its relay, for the flow that takes its place.
+    fn relay(&self) -> Option<EarlierRelay> {
         None
     }
 
@@ -227,14 +246,14 @@ pub(crate) fn check(flow: &FlowConfig, held: &[&str]) -> Result<(), FlowError> {
     }
 }
 
-/// Sets a flow up. Streams run on `streams`; `listener` is that of a flow whose place it takes.
+/// Sets a flow up. Streams run on `streams`.
 pub(crate) fn prepare(
     flow: &FlowConfig,
     streams: Option<&Runtime>,
-    listener: Option<Listener>,
+    earlier: Earlier,
 ) -> Result<Box<dyn Prepared>, FlowError> {
     match &flow.kind {
-        FlowKind::Relay(relay) => relay::prepare(&flow.name, relay, streams, listener),
+        FlowKind::Relay(relay) => relay::prepare(&flow.name, relay, streams, earlier),
         FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => {
             frames::prepare(flow, FlowStart::First)
         }

@@ -23,7 +23,8 @@ use vigie::{
 };
 
 use super::{
-    Drained, Draining, FlowError, Listener, Local, Prepared, Running, StartContext,
+    Drained, Draining, Earlier, EarlierRelay, FlowError, Listener, Local, Prepared, Running,
+    StartContext,
     tls::{self, Identities, RelayTls},
 };
 use crate::{
@@ -41,12 +42,12 @@ use crate::{
 /// The memory for buffers of one flow, in bytes.
 const MEMORY_BYTES_MAX: usize = 256 << 20;
 
-/// Binds the sockets, unless there is a listener of another relay.
+/// Binds the sockets, unless there is a listener of an earlier relay.
 pub(super) fn prepare(
     name: &str,
     relay: &Relay,
     streams: Option<&Runtime>,
-    listener: Option<Listener>,
+    earlier: Earlier,
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let missing = || FlowError::InvalidSetting("there is no runtime for streams".to_owned());
     let streams = streams.ok_or_else(missing)?;
@@ -57,8 +58,8 @@ pub(super) fn prepare(
         ..FlowReport::default()
     };
     match &relay.listen {
-        EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, (streams, listener)),
-        _ => prepare_streams(head, relay, (streams, listener)),
+        EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, (streams, earlier)),
+        _ => prepare_streams(head, relay, (streams, earlier)),
     }
 }
 
@@ -71,13 +72,16 @@ fn endpoint(of: &EndpointUri) -> Option<library::Endpoint> {
 }
 
 /// Logs that the socket file of a killed instance is taken over.
-fn log_if_stale(listen: &EndpointUri) {
+fn log_if_stale(flow: &str, listen: &EndpointUri) {
     let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
     if let EndpointUri::Unix(path) = listen
         && fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
         && UnixStream::connect(path).is_err_and(is_refused)
     {
-        log(format!("takes over {}, which no process listens on any more", path.display()));
+        log(format!(
+            "flow `{flow}`: takes over {}, which no process listens on any more",
+            path.display()
+        ));
     }
 }
 
@@ -127,16 +131,19 @@ pub(super) fn file_problems(relay: &Relay) -> FileProblems {
 fn prepare_streams(
     mut head: FlowReport,
     relay: &Relay,
-    (streams, listener): (&Runtime, Option<Listener>),
+    (streams, earlier): (&Runtime, Earlier),
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let no_stream =
         || FlowError::InvalidSetting(format!("{} is not a stream endpoint", relay.listen));
     let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?);
-    match listener {
+    match earlier.listener {
         Some(Listener::Streams(listener)) => builder = builder.listener(listener),
-        _ => log_if_stale(&relay.listen),
+        _ => log_if_stale(&head.name, &relay.listen),
     }
-    builder = limited(builder, relay);
+    if let Some(EarlierRelay::Streams(earlier)) = &earlier.relay {
+        builder = builder.successor_of(earlier);
+    }
+    builder = limited(builder.name(head.name.as_str()), relay);
     if relay.log == LogChoice::Each {
         let flow = Arc::from(head.name.as_str());
         builder =
@@ -194,7 +201,6 @@ fn prepare_streams(
 
     // The port that the kernel chose, if the configured one is 0.
     head.between = format!("{} -> {}", bound.endpoint(), targets(relay));
-    log(format!("flow `{}` listens at {}", head.name, bound.endpoint()));
     let runtime = streams.handle().clone();
     Ok(Box::new(PreparedRelay {
         head,
@@ -256,7 +262,7 @@ fn prepare_datagrams(
     mut head: FlowReport,
     listen: SocketAddr,
     relay: &Relay,
-    (streams, listener): (&Runtime, Option<Listener>),
+    (streams, earlier): (&Runtime, Earlier),
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let mut upstreams = relay.to.iter().filter_map(|to| {
         let upstream = match &to.url {
@@ -274,7 +280,8 @@ fn prepare_datagrams(
         builder.upstream(upstream)
     });
     let builder = builder.balance(balance(relay.balance)).resolve_every(relay.resolve.0);
-    let mut builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
+    let mut builder =
+        builder.name(head.name.as_str()).expire_after(relay.idle.0).sessions_max(sessions);
     builder = relay.allow.iter().fold(builder, |builder, range| builder.allow(range.0));
     builder = relay.deny.iter().fold(builder, |builder, range| builder.deny(range.0));
     if let Some(max) = relay.per_source_max {
@@ -285,8 +292,11 @@ fn prepare_datagrams(
         builder =
             builder.observe(move |record| access_log::offer(&flow, access_log::connection(record)));
     }
-    if let Some(Listener::Datagrams(listener)) = listener {
+    if let Some(Listener::Datagrams(listener)) = earlier.listener {
         builder = builder.listener(listener);
+    }
+    if let Some(EarlierRelay::Datagrams(earlier)) = &earlier.relay {
+        builder = builder.successor_of(earlier);
     }
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
         library::BindError::ListenUdp { address, source } => {
@@ -296,7 +306,6 @@ fn prepare_datagrams(
     })?;
     head.path = "datagrams".to_owned();
     head.between = format!("udp://{} -> {}", bound.address(), targets(relay));
-    log(format!("flow `{}` listens at udp://{}", head.name, bound.address()));
     Ok(Box::new(PreparedRelay {
         head,
         relay: BoundRelay::Datagrams(bound),
@@ -327,12 +336,15 @@ impl Prepared for PreparedRelay {
         let Self { head, relay, runtime, identities } = *self;
         let connections = runtime.clone();
         let spawn = move |connection| connections.spawn::<ConnectionTask>(connection).detach();
+        let listens = |at: &str| log(format!("flow `{}` listens at {at}", head.name));
         let (handle, serving) = match relay {
             BoundRelay::Streams { relay, tls } => {
+                listens(&relay.endpoint().to_string());
                 let handle = AnyRelayHandle::Streams { handle: relay.handle(), tls };
                 (handle, runtime.spawn(async move { relay.serve(spawn).await.map(|all| all.cut) }))
             }
             BoundRelay::Datagrams(relay) => {
+                listens(&format!("udp://{}", relay.address()));
                 let handle = AnyRelayHandle::Datagrams(relay.handle());
                 (handle, runtime.spawn(async move { relay.serve(spawn).await.map(|()| 0) }))
             }
@@ -402,6 +414,13 @@ impl Running for RunningRelay {
         }
     }
 
+    fn relay(&self) -> Option<EarlierRelay> {
+        Some(match &self.handle {
+            AnyRelayHandle::Streams { handle, .. } => EarlierRelay::Streams(handle.clone()),
+            AnyRelayHandle::Datagrams(handle) => EarlierRelay::Datagrams(handle.clone()),
+        })
+    }
+
     fn hand_over(&self, deadline: Instant) -> Local<'static, ()> {
         let time = deadline.saturating_duration_since(monotonic_now());
         match &self.handle {
@@ -468,12 +487,16 @@ fn sentence(of: &FlowReport) -> String {
     let (spliced, copied) = (count("bytes_spliced"), count("bytes_copied"));
     let (cut, messages) = (count("messages_cut_through"), count("messages"));
     let how = match path.as_str() {
-        "adaptive" => match percent(spliced, spliced.saturating_add(copied)) {
-            Some(share) => format!(
-                "{share} % of the bytes were spliced and the others copied, as was measured to be faster on each connection"
-            ),
-            None => "no bytes yet, and each connection measures whether copying or splicing them is faster".to_owned(),
-        },
+        "adaptive" => {
+            const WHY: &str =
+                "a stream that fills its buffers is spliced where that is measured to be faster";
+            match percent(spliced, spliced.saturating_add(copied)) {
+                Some(_) if spliced == 0 => format!("all bytes were copied; {WHY}"),
+                Some(0) => format!("less than 1 % of the bytes were spliced; {WHY}"),
+                Some(share) => format!("{share} % of the bytes were spliced; {WHY}"),
+                None => format!("no bytes yet; {WHY}"),
+            }
+        }
         "framed" => match percent(cut, messages) {
             Some(share) => format!(
                 "of {messages} messages {share} % were cut through and the others stored first, {because}"
@@ -559,6 +582,8 @@ mod tests {
         };
         for (said, words) in [
             (said("adaptive", &[("bytes_spliced", 3), ("bytes_copied", 1)]), "75 % of the bytes"),
+            (said("adaptive", &[("bytes_copied", 9)]), "all bytes were copied; "),
+            (said("adaptive", &[("bytes_spliced", 1), ("bytes_copied", 999)]), "less than 1 %"),
             (said("adaptive", &[]), "no bytes yet"),
             (
                 said("framed", &[("messages", 4), ("messages_cut_through", 1)]),

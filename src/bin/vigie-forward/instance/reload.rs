@@ -12,9 +12,9 @@ use super::{AGAIN_EVERY, GRACE, Instance, InstanceError, check_interfaces, strea
 use crate::{
     access_log,
     config::{self, FlowConfig, Process},
-    flow::{self, FlowError, Listener, Prepared},
+    flow::{self, Earlier, EarlierRelay, FlowError, Prepared},
     journal::log,
-    reload::{NewFlow, ReloadPlan, ReloadSummary, excludes, plan},
+    reload::{NewFlow, ReloadPlan, ReloadSummary, excludes, fixed_changes, plan},
     stats::ReloadReport,
 };
 
@@ -28,7 +28,7 @@ struct NextFlows {
     /// Those that are set up.
     ready: Vec<ReadyFlow>,
     /// Those that need what a flow has that ends, and are checked as far as that allows.
-    waiting: Vec<NewFlow>,
+    waiting: Vec<(NewFlow, Option<EarlierRelay>)>,
 }
 
 struct ReadyFlow {
@@ -59,10 +59,7 @@ impl Instance {
             Ok(next) => next,
             Err(problems) => {
                 let failed = problems.len();
-                self.refuse(problems, failed);
-                let kept = self.source.config.flows.len();
-                let summary = ReloadSummary { kept, failed, ..ReloadSummary::default() };
-                return log(format!("SIGHUP: {summary}"));
+                return self.refuse(problems, failed);
             }
         };
         // Its place cannot change any more once it is open.
@@ -93,8 +90,9 @@ impl Instance {
         for task in freed {
             let _ = task.await;
         }
-        for new in next.waiting {
-            if let Err(error) = self.begin(&new.flow, ATTEMPTS).await {
+        for (new, relay) in next.waiting {
+            let earlier = Earlier { listener: None, relay };
+            if let Err(error) = self.begin(&new.flow, earlier, ATTEMPTS).await {
                 failed.push((new, error));
             }
         }
@@ -110,9 +108,7 @@ impl Instance {
 
     /// Notes that nothing changes.
     fn refuse(&self, problems: Vec<String>, failed_flows: usize) {
-        for problem in &problems {
-            log(format!("SIGHUP: all flows go on as before: {problem}"));
-        }
+        log(format!("SIGHUP: all flows go on as before: {}", problems.join("; ")));
         self.report_reload(problems, failed_flows);
     }
 
@@ -124,14 +120,9 @@ impl Instance {
 
     /// Says which settings of the process change only with the next start.
     fn note_fixed(&self, after: &Process) {
-        let fixed = |of: &Process| {
-            let sockets = (of.stats_socket.clone(), of.takeover.clone(), of.metrics.clone());
-            (sockets, of.log_file.clone(), of.drop_all_rights)
-        };
-        if fixed(&self.source.config.process) != fixed(after) {
-            log(
-                "SIGHUP: `stats_socket`, `takeover`, `metrics`, `log_file` and `drop_all_rights` change with the next start",
-            );
+        let changes = fixed_changes(&self.source.config.process, after);
+        if !changes.is_empty() {
+            log(format!("SIGHUP: changes with the next start: {}", changes.join("; ")));
         }
     }
 
@@ -151,13 +142,10 @@ impl Instance {
                 continue;
             }
             new.waits_for.retain(|name| self.runs(name));
-            let listener = new.takes_from.as_ref().and_then(|name| {
-                let running = self.shared.flows.borrow();
-                running.iter().find(|one| one.name == *name)?.flow.listener()
-            });
-            let is_successor = listener.is_some();
+            let earlier = self.earlier(&new);
+            let is_successor = earlier.listener.is_some();
             if is_successor || new.waits_for.is_empty() {
-                match self.prepare_beside(&new.flow, listener, ATTEMPTS).await {
+                match self.prepare_beside(&new.flow, earlier, ATTEMPTS).await {
                     Ok(prepared) => next.ready.push(ReadyFlow { new, is_successor, prepared }),
                     Err(error) => problems.push(error.to_string()),
                 }
@@ -167,11 +155,22 @@ impl Instance {
             let holders = holders.iter().filter(|one| new.waits_for.contains(&one.name));
             let held: Vec<_> = holders.flat_map(|one| one.kind.interfaces()).collect();
             match flow::check(&new.flow, &held) {
-                Ok(()) => next.waiting.push(new),
+                Ok(()) => next.waiting.push((new, earlier.relay)),
                 Err(error) => problems.push(InstanceError::of_flow(&new.flow, error).to_string()),
             }
         }
         if problems.is_empty() { Ok(next) } else { Err(problems) }
+    }
+
+    /// Returns what a flow gets of the one whose listener or name it has.
+    fn earlier(&self, new: &NewFlow) -> Earlier {
+        let running = self.shared.flows.borrow();
+        let named = |name: &String| running.iter().find(|one| one.name == *name);
+        let holder = new.takes_from.as_ref().and_then(named);
+        Earlier {
+            listener: holder.and_then(|one| one.flow.listener()),
+            relay: holder.or_else(|| named(&new.flow.name)).and_then(|one| one.flow.relay()),
+        }
     }
 
     /// Waits until the flows that have successors accept no more.
@@ -254,9 +253,10 @@ impl Instance {
     pub(super) async fn begin(
         &mut self,
         flow: &FlowConfig,
+        earlier: Earlier,
         attempts: u32,
     ) -> Result<(), InstanceError> {
-        let prepared = self.prepare_beside(flow, None, attempts).await?;
+        let prepared = self.prepare_beside(flow, earlier, attempts).await?;
         self.start_beside(flow, prepared)
     }
 
@@ -264,7 +264,7 @@ impl Instance {
     async fn prepare_beside(
         &self,
         flow: &FlowConfig,
-        listener: Option<Listener>,
+        mut earlier: Earlier,
         attempts: u32,
     ) -> Result<Box<dyn Prepared>, InstanceError> {
         let failed = |source| InstanceError::of_flow(flow, source);
@@ -272,13 +272,11 @@ impl Instance {
             let streams = streams_runtime(slice::from_ref(flow))?;
             self.source.streams.replace(streams);
         }
-        if listener.is_some() {
-            let streams = self.source.streams.borrow();
-            return flow::prepare(flow, streams.as_ref(), listener).map_err(failed);
-        }
         let mut attempt = 1;
         loop {
-            match flow::prepare(flow, self.source.streams.borrow().as_ref(), None) {
+            let relay = earlier.relay.clone();
+            let earlier = Earlier { listener: earlier.listener.take(), relay };
+            match flow::prepare(flow, self.source.streams.borrow().as_ref(), earlier) {
                 Err(FlowError::Io { source, .. })
                     if source.kind() == io::ErrorKind::AddrInUse && attempt < attempts => {}
                 prepared => return prepared.map_err(failed),

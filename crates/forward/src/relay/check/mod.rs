@@ -61,11 +61,8 @@ pub(super) enum Which {
 
 /// Checks targets once, at the same time.
 pub(super) async fn check_all(shared: &RelayShared, config: &HealthCheckConfig, which: Which) {
-    let is_new = |target: &Target<Endpoint>| {
-        target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    };
     let targets = shared.targets();
-    let checked = targets.iter().filter(|target| which == Which::All || is_new(target));
+    let checked = targets.iter().filter(|target| which == Which::All || target.is_unchecked());
     let checks = checked.map(|target| Box::pin(check(shared, config, target)));
     join_all(checks.collect()).await;
 }

@@ -86,6 +86,11 @@ impl TlsOrigination {
         Ok(Self { config: Arc::new(config), name })
     }
 
+    /// Returns whether both targets' certificates are to have the same name.
+    pub(in crate::relay) fn has_name_of(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+
     /// Sets who this side is, for a target that asks for a certificate. Default: none.
     #[must_use]
     pub fn identity(mut self, identity: TlsIdentity) -> Self {
