@@ -57,6 +57,23 @@ pub enum RelayError {
         #[source]
         source: io::Error,
     },
+    /// A peer had ended its stream, and then did not take what the other one still sent: it has closed the connection.
+    #[error("the {peer} had ended its stream, and takes no more bytes: {source}")]
+    Closed {
+        /// The peer.
+        peer: Peer,
+        /// The error.
+        #[source]
+        source: io::Error,
+    },
+    /// A peer closed the connection without TLS's end (`close_notify`), and what it had sent may have been cut.
+    #[error(
+        "the {peer} closed the connection without TLS's close_notify, so its last bytes may be missing"
+    )]
+    Unclean {
+        /// The peer.
+        peer: Peer,
+    },
     /// No traffic in either direction for the idle time-out.
     #[error("no traffic for {after:?}: raise the idle time-out if peers may be silent longer")]
     Idle {
@@ -106,6 +123,55 @@ pub enum RelayError {
     /// The relay was drained, and the deadline passed.
     #[error("the relay ended before the connection did")]
     Cut,
+}
+
+/// A connection that was closed without TLS's end.
+#[derive(Debug, Error)]
+#[error("it was closed without TLS's close_notify, so its last bytes may be missing")]
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only TLS has such an end"))]
+pub(super) struct UncleanEnd {
+    /// It ended within a record, a part of which was lost.
+    pub(super) is_cut: bool,
+}
+
+impl From<UncleanEnd> for io::Error {
+    fn from(end: UncleanEnd) -> Self {
+        Self::new(io::ErrorKind::UnexpectedEof, end)
+    }
+}
+
+/// The streams that have ended as they should: for each, how many bytes had come from the other peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct EndedStreams {
+    pub(super) up: Option<u64>,
+    pub(super) down: Option<u64>,
+}
+
+impl EndedStreams {
+    const fn of(self, peer: Peer) -> Option<u64> {
+        match peer {
+            Peer::Client => self.up,
+            Peer::Upstream => self.down,
+        }
+    }
+}
+
+impl RelayError {
+    /// Tells the close of a connection from its failure. `bytes` have come from client and upstream. `Ok` with the peer that has closed it without
+    /// TLS's end, but had answered, and had sent nothing more since the other one ended its own stream: most programs close so then.
+    pub(super) fn or_close(self, ended: EndedStreams, bytes: (u64, u64)) -> Result<Peer, Self> {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset};
+        let Self::Failed { peer, source } = self else { return Err(self) };
+        if let Some(end) = source.get_ref().and_then(|inner| inner.downcast_ref::<UncleanEnd>()) {
+            let sent = if peer == Peer::Client { bytes.0 } else { bytes.1 };
+            let is_quiet = sent > 0 && ended.of(peer.other()) == Some(sent) && !end.is_cut;
+            return if is_quiet { Ok(peer) } else { Err(Self::Unclean { peer }) };
+        }
+        if ended.of(peer).is_some() && matches!(source.kind(), BrokenPipe | ConnectionReset) {
+            return Err(Self::Closed { peer, source });
+        }
+        Err(Self::Failed { peer, source })
+    }
 }
 
 /// Returns the targets that were tried, each with its error.

@@ -23,6 +23,14 @@ named! {
         ClientReset => "client_reset",
         /// The target reset the connection, or it failed; of datagrams, a network reported that they do not arrive.
         TargetReset => "target_reset",
+        /// The client had ended its stream, and then did not take what the target still sent: it has closed the connection.
+        ClientClosed => "client_closed",
+        /// The target had ended its stream, and then did not take what the client still sent: it has closed the connection.
+        TargetClosed => "target_closed",
+        /// The client closed the connection without TLS's `close_notify`: what it had sent may have been cut.
+        ClientUnclean => "client_unclean",
+        /// The target closed the connection without TLS's `close_notify`: what it had sent may have been cut.
+        TargetUnclean => "target_unclean",
         /// A peer broke off in the middle of a message.
         Torn => "torn",
         /// Nothing moved for the idle time-out. Sessions of datagrams end so.
@@ -88,6 +96,10 @@ impl ConnectionEnd {
             Err(RelayError::OverSourceMax { .. }) => Self::OverSourceMax,
             Err(RelayError::Failed { peer: Peer::Client, .. }) => Self::ClientReset,
             Err(RelayError::Failed { peer: Peer::Upstream, .. }) => Self::TargetReset,
+            Err(RelayError::Closed { peer: Peer::Client, .. }) => Self::ClientClosed,
+            Err(RelayError::Closed { peer: Peer::Upstream, .. }) => Self::TargetClosed,
+            Err(RelayError::Unclean { peer: Peer::Client }) => Self::ClientUnclean,
+            Err(RelayError::Unclean { peer: Peer::Upstream }) => Self::TargetUnclean,
             Err(RelayError::Torn { .. }) => Self::Torn,
             Err(RelayError::Idle { .. }) => Self::Idle,
             Err(RelayError::Frame { .. } | RelayError::Proxy(_)) => Self::Malformed,

@@ -21,7 +21,7 @@ use std::{
 use vigie_detect::{Instant, Timers, Wait};
 
 use super::{
-    error::{Peer, PumpError, RelayError},
+    error::{EndedStreams, Peer, PumpError, RelayError},
     framed::{FramedPump, Framing},
     health::UpstreamHealth,
     raw::RawPump,
@@ -81,6 +81,7 @@ pub(super) struct Session<A: RelayStream, B: RelayStream> {
     down: Pump,
     up_is_over: bool,
     down_is_over: bool,
+    ended: EndedStreams,
     /// True if the connections may be closed normally; otherwise they are reset.
     is_closed: bool,
     /// Bytes that have moved in each direction.
@@ -125,6 +126,7 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
             down,
             up_is_over: false,
             down_is_over: false,
+            ended: EndedStreams::default(),
             is_closed: false,
             bytes_up: 0,
             bytes_down: 0,
@@ -163,7 +165,9 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
     fn note_silence(&self, error: &RelayError, resources: &RelayResources) {
         let is_over = matches!(
             error,
-            RelayError::Idle { .. } | RelayError::Failed { peer: Peer::Upstream, .. }
+            RelayError::Idle { .. }
+                | RelayError::Failed { peer: Peer::Upstream, .. }
+                | RelayError::Unclean { peer: Peer::Upstream }
         );
         if is_over && self.bytes_up > 0 && self.bytes_down == 0 {
             resources.counters.unanswered.add(1);
@@ -179,6 +183,8 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
             (
                 Pump::Framed(_),
                 RelayError::Failed { peer, .. }
+                | RelayError::Closed { peer, .. }
+                | RelayError::Unclean { peer }
                 | RelayError::Torn { peer, .. }
                 | RelayError::Frame { peer, .. },
             ) => Some(peer.other()),
@@ -221,6 +227,7 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
             let polled = self.up.poll(cx, PumpContext { from, to, resources, moved });
             if let Poll::Ready(result) = polled {
                 self.up_is_over = true;
+                self.ended.up = result.is_ok().then_some(self.bytes_down);
                 ended = result.map_err(|fault| fault.between(Peer::Client));
             }
         }
@@ -230,6 +237,7 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
             let polled = self.down.poll(cx, PumpContext { from, to, resources, moved });
             if let Poll::Ready(result) = polled {
                 self.down_is_over = true;
+                self.ended.down = result.is_ok().then_some(self.bytes_up + up);
                 ended = result.map_err(|fault| fault.between(Peer::Upstream));
             }
         }
@@ -248,8 +256,16 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
             }
         }
 
-        if ended.is_err() || (self.up_is_over && self.down_is_over) {
-            return Poll::Ready(ended);
+        if let Err(error) = ended {
+            // The peer may have been cut off by others, so the other one sees no end of its stream.
+            let closed = error.or_close(self.ended, self.moved_bytes());
+            return Poll::Ready(closed.map(|peer| match peer {
+                Peer::Client => self.upstream.reset(),
+                Peer::Upstream => self.client.reset(),
+            }));
+        }
+        if self.up_is_over && self.down_is_over {
+            return Poll::Ready(Ok(()));
         }
 
         self.poll_idle(cx, up + down > 0, resources)

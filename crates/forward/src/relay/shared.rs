@@ -167,7 +167,12 @@ impl RelayShared {
             #[cfg(feature = "tls")]
             Err(RelayError::Tls(_)) => &counters.tls_clients_failed,
             Err(RelayError::Cut) => &counters.cut,
-            Err(RelayError::Failed { .. } | RelayError::Torn { .. }) => &counters.reset,
+            Err(
+                RelayError::Failed { .. }
+                | RelayError::Closed { .. }
+                | RelayError::Unclean { .. }
+                | RelayError::Torn { .. },
+            ) => &counters.reset,
         };
         counter.add(1);
         if let Err(error) = ended {

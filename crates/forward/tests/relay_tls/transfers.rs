@@ -10,7 +10,7 @@ use rustls::{
     ServerConnection, StreamOwned,
     version::{TLS12, TLS13},
 };
-use vigie_forward::relay::{Framing, LengthFormat, TlsRouter, Upstream};
+use vigie_forward::relay::{ConnectionEnd, Framing, LengthFormat, TlsRouter, Upstream};
 
 use crate::{
     Serving,
@@ -116,6 +116,57 @@ fn directions_end_alone() {
         finish(&mut stream).expect("half is open");
         assert!(receiver.recv_timeout(crate::PATIENCE).expect("the target's bytes") == sent);
         relay.until(|stats| stats.finished == 1);
+    }
+}
+
+/// Goal: closes are told from resets: a target that closes without TLS's end has finished if its client had ended before, as after a keep-alive connection; else its answer may be cut.
+/// One that closes after its end, and is sent more, is told from one that breaks off. Method: targets that close in each way, and clients that end first, later, or send on.
+#[test]
+fn closes_are_named() {
+    let kit = Kit::shared();
+    let (sender, ends) = std::sync::mpsc::channel();
+    let config = server_config(&kit.web, None);
+    let target = serve(move |socket| {
+        let connection = ServerConnection::new(std::sync::Arc::clone(&config)).expect("settings");
+        let mut stream = StreamOwned::new(connection, socket);
+        let mut order = [0];
+        stream.read_exact(&mut order).expect("a handshake");
+        stream.write_all(&order).expect("it is connected");
+        stream.flush().expect("it is connected");
+        match order[0] {
+            // As nginx closes a connection that its client has ended.
+            b'k' => assert_eq!(stream.read(&mut [0]).expect("the client's end"), 0),
+            b'e' => {
+                stream.conn.send_close_notify();
+                stream.flush().expect("it is connected");
+            }
+            _ => {}
+        }
+    });
+    let to = Upstream::from(target).tls(kit.origination("web.test"));
+    let observed = relay().observe(move |record| {
+        let _ = sender.send(record.end);
+    });
+    let relay = Serving::start(observed.upstream(to));
+    for (order, end) in [
+        (b'k', ConnectionEnd::Finished),
+        (b'u', ConnectionEnd::TargetUnclean),
+        (b'e', ConnectionEnd::TargetClosed),
+    ] {
+        let mut stream = relay.connect();
+        stream.write_all(&[order]).expect("it is connected");
+        stream.read_exact(&mut [0]).expect("an answer");
+        if order == b'k' {
+            stream.shutdown(Shutdown::Write).expect("it is connected");
+            assert!(stream.read(&mut [0]).is_err(), "what the target sent may be cut");
+        }
+        if order == b'e' {
+            assert_eq!(stream.read(&mut [0]).expect("an end"), 0);
+            while stream.write_all(b"more").is_ok() {
+                thread::yield_now();
+            }
+        }
+        assert_eq!(ends.recv_timeout(crate::PATIENCE), Ok(end));
     }
 }
 

@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use rustls::{AlertDescription, CertificateError, Error};
 use thiserror::Error as ThisError;
 
-use super::hello::HelloError;
+use super::{hello::HelloError, words};
 use crate::relay::counters::{Counter, RelayCounters};
 
 /// The reason why a certificate, a key or a name cannot be used.
@@ -131,9 +131,9 @@ pub enum TlsError {
     #[error("its certificate is refused: {0}")]
     BadCertificate(String),
     /// The peer has refused this side, by an alert.
-    #[error("it has refused this side: {alert}{}", advice(alert))]
+    #[error("it has refused this side: {alert}")]
     Refused {
-        /// The alert, as TLS names it.
+        /// The alert, and its usual cause.
         alert: String,
     },
     /// The peer violates the protocol.
@@ -141,29 +141,18 @@ pub enum TlsError {
     Protocol(String),
 }
 
-/// Returns the usual cause of a peer's alert on this side.
-fn advice(alert: &str) -> &'static str {
-    match alert {
-        "UnknownCA" => " (it does not trust the authority of this side's certificate)",
-        "CertificateRequired" | "BadCertificate" => " (it wants another certificate of this side)",
-        "UnrecognisedName" => " (it does not serve this name)",
-        "NoApplicationProtocol" => " (it speaks none of the protocols offered by ALPN)",
-        _ => "",
-    }
-}
-
 impl From<Error> for TlsError {
     fn from(error: Error) -> Self {
         match error {
             Error::InvalidCertificate(problem) => Self::of_certificate(&problem),
             Error::AlertReceived(AlertDescription::CloseNotify) => Self::Closed,
-            Error::AlertReceived(alert) => Self::Refused { alert: format!("{alert:?}") },
-            Error::PeerIncompatible(what) => Self::Incompatible(format!("{what:?}")),
+            Error::AlertReceived(alert) => Self::Refused { alert: words::alert(alert) },
+            Error::PeerIncompatible(what) => Self::Incompatible(words::incompatible(&what)),
             Error::NoApplicationProtocol => {
                 Self::Incompatible("no protocol of ALPN is known to both".to_owned())
             }
             Error::NoCertificatesPresented => Self::BadCertificate("it has sent none".to_owned()),
-            error => Self::Protocol(error.to_string()),
+            error => Self::Protocol(words::violation(&error)),
         }
     }
 }
@@ -178,10 +167,12 @@ impl TlsError {
             CertificateError::UnknownIssuer => Self::UnknownIssuer,
             CertificateError::NotValidForNameContext { expected, presented } => {
                 let expected = expected.to_str();
-                Self::WrongName(format!("not {expected}, but {}", presented.join(", ")))
+                let names: Vec<_> = presented.iter().map(|name| words::name(name)).collect();
+                let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+                Self::WrongName(format!("not {expected}, but {names}"))
             }
             CertificateError::NotValidForName => Self::WrongName("not the one wanted".to_owned()),
-            problem => Self::BadCertificate(problem.to_string()),
+            problem => Self::BadCertificate(words::certificate(problem)),
         }
     }
 

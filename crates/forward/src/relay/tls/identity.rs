@@ -18,7 +18,7 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-use super::error::TlsConfigError;
+use super::{error::TlsConfigError, words};
 
 /// A certificate with its chain and its private key: who this side is. Clones share it, so that [`reload`](Self::reload) changes all
 /// of them.
@@ -102,7 +102,7 @@ fn read(chain: &Path, key: &Path) -> Result<CertifiedKey, TlsConfigError> {
     let certificates = read_certificates(chain)?;
     let unusable = |error: rustls::Error| TlsConfigError::Unusable {
         path: key.to_owned(),
-        problem: error.to_string(),
+        problem: words::own(&error),
     };
     let signing = ring::sign::any_supported_type(&read_key(key)?).map_err(unusable)?;
     let identity = CertifiedKey::new(certificates, signing);
@@ -112,7 +112,7 @@ fn read(chain: &Path, key: &Path) -> Result<CertifiedKey, TlsConfigError> {
             Err(TlsConfigError::KeyMismatch { chain: chain.to_owned(), key: key.to_owned() })
         }
         Err(error) => {
-            Err(TlsConfigError::Unusable { path: chain.to_owned(), problem: error.to_string() })
+            Err(TlsConfigError::Unusable { path: chain.to_owned(), problem: words::own(&error) })
         }
     }
 }

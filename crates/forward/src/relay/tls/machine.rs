@@ -116,6 +116,11 @@ impl TlsMachine {
         self.has_peer_ended && self.plain.is_empty()
     }
 
+    /// Returns whether a part of a record has arrived.
+    pub(super) const fn has_part(&self) -> bool {
+        !self.incoming.is_empty()
+    }
+
     /// Takes bytes that were read before.
     pub(super) fn preload(&mut self, bytes: &[u8]) {
         self.incoming.reserve(bytes.len(), SIZES[0], &self.buffers);

@@ -18,6 +18,7 @@ mod origination;
 mod stream;
 mod termination;
 mod window;
+mod words;
 
 pub(super) use self::{
     accept::{accept, connect},

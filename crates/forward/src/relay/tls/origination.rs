@@ -12,6 +12,7 @@ use super::{
     alpn::alpn_protocols,
     error::TlsConfigError,
     identity::{TlsIdentity, read_certificates},
+    words,
 };
 
 /// TLS with a target, whose certificate is always checked. Versions 1.2 and 1.3.
@@ -71,7 +72,7 @@ impl TlsOrigination {
             |problem: String| TlsConfigError::Unusable { path: path.to_owned(), problem };
         for certificate in read_certificates(path)? {
             match roots.add(certificate) {
-                Err(error) if !may_skip => return Err(unusable(error.to_string())),
+                Err(error) if !may_skip => return Err(unusable(words::own(&error))),
                 _ => {}
             }
         }

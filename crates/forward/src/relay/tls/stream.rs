@@ -12,7 +12,9 @@ use rustls::{client::UnbufferedClientConnection, server::UnbufferedServerConnect
 use super::{
     error::TlsError, machine::TlsMachine, origination::TlsOrigination, termination::TlsTermination,
 };
-use crate::relay::{buffers::Buffers, connection::Connection, stream::RelayStream};
+use crate::relay::{
+    buffers::Buffers, connection::Connection, error::UncleanEnd, stream::RelayStream,
+};
 
 /// A stream whose bytes are encrypted on its socket.
 #[derive(Debug)]
@@ -126,10 +128,7 @@ impl RelayStream for TlsStream {
                 return Poll::Ready(Ok(count));
             }
             if ready!(self.poll_fill(cx, machine))? == 0 {
-                return Poll::Ready(Err(io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "it was closed without TLS's close_notify, so its last bytes may be missing",
-                )));
+                return Poll::Ready(Err(UncleanEnd { is_cut: machine.has_part() }.into()));
             }
         }
     }

@@ -13,6 +13,7 @@ use super::{
     alpn::alpn_protocols,
     error::{TlsConfigError, TlsError},
     identity::{TlsIdentity, read_certificates},
+    words,
 };
 use crate::relay::upstream::Upstream;
 
@@ -45,7 +46,7 @@ impl TlsTermination {
             |problem: String| TlsConfigError::Unusable { path: path.to_owned(), problem };
         let mut roots = RootCertStore::empty();
         for certificate in read_certificates(path)? {
-            roots.add(certificate).map_err(|error| unusable(error.to_string()))?;
+            roots.add(certificate).map_err(|error| unusable(words::own(&error)))?;
         }
         let provider = Arc::new(ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
