@@ -69,6 +69,8 @@ fn metrics_and_health_are_served() {
     }
     let (head, text) = get(connect(at), "GET /health");
     assert!(head.starts_with("HTTP/1.1 200") && text == "ready\n", "{head} {text}");
+    let (head, text) = get(connect(at), "GET /health/targets");
+    assert!(head.starts_with("HTTP/1.1 200") && text == "ready\n", "{head} {text}");
     assert!(get(connect(at), "GET /").0.starts_with("HTTP/1.1 404"));
     assert!(get(connect(at), "POST /health").0.starts_with("HTTP/1.1 405"));
 

@@ -334,12 +334,12 @@ fn a_reload_that_cannot_be_done_changes_nothing() {
 }
 
 /// Goal: what is known of a target outlives a change of its relay: that it is down is not said again, and one that was not reached is not
-/// presumed to be available; and log lines name the flow. Method: relays to a port that is closed, with checks and without, whose `idle` changes.
+/// presumed to be available; log lines name the flow, and health those without a target. Method: relays to a port that is closed, with checks and without, whose `idle` changes.
 #[test]
 fn a_reload_keeps_the_health_of_targets() {
     let folder = Folder::new();
     let closed = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
-    let socket = folder.path("stats");
+    let (socket, metrics) = (folder.path("stats"), folder.path("metrics"));
     let write = |idle: &str| {
         let relay = |name: &str, check: &str| {
             format!(
@@ -347,8 +347,9 @@ fn a_reload_keeps_the_health_of_targets() {
             )
         };
         let text = format!(
-            "[process]\nstats_socket = '{}'\n{}{}",
+            "[process]\nstats_socket = '{}'\nmetrics = 'unix:{}'\n{}{}",
             socket.display(),
+            metrics.display(),
             relay("checked", "check = { every = '1h', timeout = '1s' }"),
             relay("met", ""),
         );
@@ -360,6 +361,15 @@ fn a_reload_keeps_the_health_of_targets() {
     instance.until("flow `checked`: a target is down, since its checks fail; target: tcp://");
     assert_eq!(connect(instance.address("met")).read(&mut [0]).expect("an end"), 0);
     instance.until("flow `met`: a target cannot be reached; target: tcp://");
+
+    let ask = |path: &str| {
+        let stream = UnixStream::connect(&metrics).expect("it listens");
+        let (head, body) = get(stream, &format!("GET {path}"));
+        (head[..12].to_owned(), body)
+    };
+    let without = "no target is available: checked, met\n";
+    assert_eq!(ask("/health"), ("HTTP/1.1 200".to_owned(), format!("ready\n{without}")));
+    assert_eq!(ask("/health/targets"), ("HTTP/1.1 503".to_owned(), without.to_owned()));
 
     write("2m");
     instance.signal(Signal::HUP);

@@ -1,12 +1,13 @@
 //! TLS by configuration: two instances, one of which ends the TLS that the other begins.
 //!
 //! `certificates/` has an authority, certificates of it for `web.test` (and 127.0.0.1) and `api.test`, and a stranger's for `web.test`, each with its
-//! key, made by rcgen and valid from 2020 to 2099.
+//! key, made by rcgen and valid from 2020 to 2099; and one that has expired in 2020, signed by itself, made by `openssl ca`.
 
 use std::{
     fs,
     io::{Read, Write},
     net::SocketAddr,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
 };
 
@@ -15,6 +16,7 @@ use rustix::process::Signal;
 use crate::{
     connect,
     instance::{Folder, Instance, counter, run},
+    metrics::{assert_explained, get},
     reload::marked_echo,
 };
 
@@ -116,6 +118,53 @@ fn tls_is_passed_through() {
     let socket = folder.path(&format!("vigie-forward.{}.sock", between.id()));
     assert_eq!(counter(&socket, "between", "tls_passed_through"), 1);
     assert_eq!(counter(&socket, "between", "tls_clients_no_route"), 1);
+}
+
+/// Goal: an own certificate that has expired is named at the start and at a reload, and metrics show when each expires. Method: an expired one, which is replaced by another one; of a target's
+/// client and of a listener.
+#[test]
+fn expired_certificates_are_named() {
+    let folder = Folder::new();
+    let [own, metrics] = ["own.pem", "metrics"].map(|name| folder.path(name));
+    let (expired, ca) = (pem("expired"), pem("authority"));
+    fs::copy(&expired, &own).expect("a file");
+    let config = format!(
+        "[process]\nmetrics = 'unix:{}'\n[[relay]]\nname = 'web'\nlisten = 'tcp://127.0.0.1:0'\nto = 'tcp://127.0.0.1:9'\n\
+         tls = {{ certificate = '{own}', key = '{own}' }}\n\
+         to_tls = {{ certificate = '{expired}', key = '{expired}', ca = '{ca}', server_name = 'web.test' }}\n",
+        metrics.display(),
+        own = own.display(),
+        expired = expired.display(),
+        ca = ca.display(),
+    );
+    let file = folder.write("config.toml", &config);
+    let mut instance = Instance::start(&folder, &["run", "--config", text(&file)]).ready();
+    let warning = |file: &Path| {
+        format!(
+            "flow `web`: the certificate in {} has expired at 2020-01-01T00:00:00",
+            file.display()
+        )
+    };
+    instance.until(&warning(&own));
+    instance.until(&warning(&expired));
+    let shown = |file: &Path, at: u64| {
+        let stream = UnixStream::connect(&metrics).expect("it listens");
+        let (_, text) = get(stream, "GET /metrics");
+        assert_explained(&text);
+        let sample = "vigie_forward_certificate_expiry_timestamp_seconds{flow=\"web\",file=";
+        let sample = format!("{sample}\"{}\"}} {at}\n", file.display());
+        assert!(text.contains(&sample), "{sample} in\n{text}");
+    };
+    shown(&own, 1_577_836_800);
+
+    fs::copy(pem("web"), &own).expect("a file");
+    instance.said.clear();
+    instance.signal(Signal::HUP);
+    instance.until(&warning(&expired));
+    shown(&own, 4_070_908_800);
+    shown(&expired, 1_577_836_800);
+    let said = instance.end().said;
+    assert!(!said.contains(&warning(&own)), "{said}");
 }
 
 /// Goal: files that cannot be used are named by `check` and at the start, with the flow. Method: a file that does not exist, a certificate with another's key, a name that is none.

@@ -70,8 +70,8 @@ mod yielder;
 
 #[cfg(feature = "tls")]
 pub use self::tls::{
-    ClientHello, HelloError, HelloParse, SniRoute, TlsConfigError, TlsError, TlsIdentity,
-    TlsOrigination, TlsRouter, TlsTermination,
+    CertificateValidity, ClientHello, HelloError, HelloParse, SniRoute, TlsConfigError, TlsError,
+    TlsIdentity, TlsOrigination, TlsRouter, TlsTermination,
 };
 pub use self::{
     access::{AccessAction, AccessRule, RefusedClient},

@@ -123,7 +123,7 @@ fn millis(duration: Duration) -> u64 {
 }
 
 /// Returns a time as RFC 3339 has it, with milliseconds. Times before 1970 count as its first.
-fn utc(at: SystemTime) -> String {
+pub(crate) fn utc(at: SystemTime) -> String {
     let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     let (year, month, day) = civil(days);

@@ -26,7 +26,7 @@ use std::{
 use thiserror::Error;
 use vigie::{Instant, detect::clock::monotonic_now};
 
-pub(crate) use self::line::{EntryKind, connection, translation};
+pub(crate) use self::line::{EntryKind, connection, translation, utc};
 use self::writer::{LineWriter, Output};
 use crate::{
     config::LogTarget,

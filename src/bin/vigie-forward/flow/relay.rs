@@ -35,6 +35,7 @@ use crate::{
     },
     instance::InstanceEvent,
     journal::log,
+    kernel::NetlinkCache,
     privileges::{Right, has_given_up},
     stats::{FlowReport, TargetReport},
 };
@@ -371,6 +372,8 @@ impl Prepared for PreparedRelay {
 /// What a relay's report says of TLS.
 struct TlsNames {
     is_used: bool,
+    /// Whether there are targets of the relay itself.
+    has_own: bool,
     /// The first name of each route with targets of its own.
     routes: Vec<String>,
 }
@@ -379,7 +382,7 @@ impl TlsNames {
     fn of(relay: &Relay) -> Self {
         let routes = relay.route.iter().filter(|route| !route.to.is_empty());
         let routes = routes.map(|route| route.names.first().cloned().unwrap_or_default()).collect();
-        Self { is_used: uses_tls(relay), routes }
+        Self { is_used: uses_tls(relay), has_own: !relay.to.is_empty(), routes }
     }
 }
 
@@ -400,7 +403,12 @@ struct RunningRelay {
 
 impl Running for RunningRelay {
     fn report(&self) -> FlowReport {
-        self.handle.report(&self.head)
+        let certificates = self.identities.report();
+        FlowReport { certificates, ..self.handle.report(&self.head) }
+    }
+
+    fn tick(&mut self, _: Option<&NetlinkCache>, now: Instant) {
+        self.identities.warn(&self.head.name, now);
     }
 
     fn reload(&self) -> Vec<String> {
@@ -453,9 +461,9 @@ impl Running for RunningRelay {
 
 impl AnyRelayHandle {
     fn report(&self, head: &FlowReport) -> FlowReport {
-        let routes = match self {
-            Self::Streams { tls, .. } => tls.routes.as_slice(),
-            Self::Datagrams(_) => &[],
+        let (has_own, routes) = match self {
+            Self::Streams { tls, .. } => (tls.has_own, tls.routes.as_slice()),
+            Self::Datagrams(_) => (true, &[][..]),
         };
         let (mut report, targets, rules) = match self {
             Self::Streams { handle, tls } => {
@@ -471,11 +479,14 @@ impl AnyRelayHandle {
             *report.counters.entry(name).or_default() += rule.hits;
         }
         let sentence = sentence(&report);
-        FlowReport {
-            targets: targets.into_iter().map(|target| of_target(target, routes)).collect(),
-            sentence,
-            ..report
-        }
+        let targets: Vec<_> = targets.into_iter().map(|target| of_target(target, routes)).collect();
+        let is_available = |route: &Option<&String>| {
+            targets.iter().any(|one| one.route.as_ref() == *route && one.is_available())
+        };
+        let groups = has_own.then_some(None).into_iter().chain(routes.iter().map(Some));
+        let without = groups.filter(|route| !is_available(route));
+        let without_target = without.map(|route| route.cloned().unwrap_or_default()).collect();
+        FlowReport { targets, without_target, sentence, ..report }
     }
 }
 

@@ -1,14 +1,25 @@
 //! TLS of relays: certificates are read when a flow is prepared, and again at SIGHUP.
 
-use std::{fs::File, path::PathBuf};
+use std::{
+    cell::Cell,
+    fs::File,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
 
-use vigie::forward::relay::{
-    SniRoute, TlsConfigError, TlsIdentity, TlsOrigination, TlsRouter, TlsTermination, Upstream,
+use vigie::{
+    Instant,
+    forward::relay::{
+        CertificateValidity, SniRoute, TlsConfigError, TlsIdentity, TlsOrigination, TlsRouter,
+        TlsTermination, Upstream,
+    },
 };
 
 use crate::{
+    access_log::utc,
     config::{ClientTls, FileProblems, Relay, TargetTls, TargetUri},
     journal::{counted, log},
+    stats::CertificateReport,
 };
 
 /// The files of TLS that a relay has read.
@@ -21,7 +32,34 @@ pub(super) struct RelayTls {
 
 /// The certificates of one flow, to be read again.
 #[derive(Default)]
-pub(super) struct Identities(Vec<TlsIdentity>);
+pub(super) struct Identities {
+    /// With their files.
+    all: Vec<(PathBuf, TlsIdentity)>,
+    /// When the log next warns of those that are not valid; at once after they were read.
+    warns_at: Cell<Option<Instant>>,
+}
+
+/// The time between two warnings of the same certificate.
+const WARN_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest time before its end at which a certificate should have been renewed. Of short-lived ones it is a quarter of their life.
+const EXPIRES_SOON: Duration = Duration::from_secs(14 * 24 * 60 * 60);
+
+/// Says what is wrong with the times of a certificate.
+fn warning(validity: &CertificateValidity, now: SystemTime) -> Option<String> {
+    let CertificateValidity { not_before, not_after, .. } = *validity;
+    let Ok(left) = not_after.duration_since(now) else {
+        return Some(format!("has expired at {}: renew it, and send SIGHUP", utc(not_after)));
+    };
+    if now < not_before {
+        return Some(format!(
+            "is not valid before {}: wait, take another one, or set this host's clock",
+            utc(not_before)
+        ));
+    }
+    let life = not_after.duration_since(not_before).unwrap_or_default();
+    (left <= EXPIRES_SOON.min(life / 4))
+        .then(|| format!("expires at {}: renew it, and send SIGHUP", utc(not_after)))
+}
 
 impl Identities {
     fn read(
@@ -30,14 +68,15 @@ impl Identities {
         key: &std::path::Path,
     ) -> Result<TlsIdentity, TlsConfigError> {
         let identity = TlsIdentity::from_pem_files(chain, key)?;
-        self.0.push(identity.clone());
+        self.all.push((chain.to_owned(), identity.clone()));
         Ok(identity)
     }
 
     /// Reads the files again, and logs what has changed. Returns what is wrong with them.
     pub(super) fn reload(&self, flow: &str) -> Vec<String> {
+        self.warns_at.set(None);
         let (mut renewed, mut problems) = (0, Vec::new());
-        for identity in &self.0 {
+        for (_, identity) in &self.all {
             match identity.reload() {
                 Ok(true) => renewed += 1,
                 Ok(false) => {}
@@ -51,6 +90,48 @@ impl Identities {
             log(format!("flow `{flow}`: {} renewed", counted(renewed, "certificate")));
         }
         problems
+    }
+}
+
+impl Identities {
+    /// The certificates with their files, each once.
+    fn valid_times(&self) -> impl Iterator<Item = (&PathBuf, CertificateValidity)> {
+        let is_first = |(at, (file, _)): &(usize, &(PathBuf, TlsIdentity))| {
+            self.all[..*at].iter().all(|(other, _)| other != file)
+        };
+        let each = self.all.iter().enumerate().filter(is_first);
+        each.filter_map(|(_, (file, identity))| Some((file, identity.validity()?)))
+    }
+
+    /// Warns once a day, and after they were read, of certificates that are not valid or expire soon.
+    pub(super) fn warn(&self, flow: &str, now: Instant) {
+        for warning in self.warnings(now, SystemTime::now()) {
+            log(format!("flow `{flow}`: {warning}"));
+        }
+    }
+
+    fn warnings(&self, now: Instant, date: SystemTime) -> Vec<String> {
+        if self.warns_at.get().is_some_and(|at| now < at) {
+            return Vec::new();
+        }
+        self.warns_at.set(Some(now + WARN_EVERY));
+        let said = |(file, validity): (&PathBuf, CertificateValidity)| {
+            let warning = warning(&validity, date)?;
+            Some(format!("the certificate in {} {warning}", file.display()))
+        };
+        self.valid_times().filter_map(said).collect()
+    }
+
+    pub(super) fn report(&self) -> Vec<CertificateReport> {
+        let seconds = |at: SystemTime| {
+            at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+        };
+        let report = |(file, validity): (&PathBuf, CertificateValidity)| CertificateReport {
+            file: file.display().to_string(),
+            not_before: seconds(validity.not_before),
+            not_after: seconds(validity.not_after),
+        };
+        self.valid_times().map(report).collect()
     }
 }
 
@@ -201,4 +282,47 @@ fn targets(
         all.push(made.tls(origination.alpn(&tls.alpn)?));
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Goal: the log warns of a certificate that has expired, is not valid yet, or should have been renewed, when it was read and once a day. Method: one that is valid from 2020 to 2099,
+    /// at dates around both, and instants around a day.
+    #[test]
+    fn certificates_expire() {
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vigie_forward/certificates/web.pem");
+        let mut identities = Identities::default();
+        for _ in 0..2 {
+            identities.read(&file, &file).expect("a certificate");
+        }
+        let day = |days: u64| Duration::from_secs(days * 86_400);
+        let report = identities.report();
+        assert_eq!((report.len(), report[0].file.as_str()), (1, file.to_str().expect("text")));
+        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let (begin, end) = (at(report[0].not_before), at(report[0].not_after));
+        let start = Instant::from_nanos(5);
+        for (date, said) in [
+            (begin - day(1), Some(" is not valid before 2020-01-01T00:00:00.000Z")),
+            (begin, None),
+            (end - day(15), None),
+            (end - day(14), Some(" expires at 2099-01-01T00:00:00.000Z")),
+            (end, Some(" expires at")),
+            (end + day(1), Some(" has expired at 2099-01-01T00:00:00.000Z")),
+        ] {
+            identities.reload("web");
+            let warnings = identities.warnings(start, date);
+            assert_eq!(warnings.len(), usize::from(said.is_some()), "{warnings:?}");
+            assert!(
+                warnings.iter().all(|text| said.is_some_and(|said| text.contains(said))),
+                "{warnings:?}"
+            );
+            assert!(identities.warnings(start + WARN_EVERY / 2, end + day(1)).is_empty());
+            assert_eq!(identities.warnings(start + WARN_EVERY, end + day(1)).len(), 1);
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::help;
-use crate::stats::{FlowReport, HopReport, InstanceReport, TargetReport};
+use crate::stats::{CertificateReport, FlowReport, HopReport, InstanceReport, TargetReport};
 
 /// Counters of `stats` that go down, too.
 const GAUGES: [&str; 4] =
@@ -170,6 +170,11 @@ impl Families {
                 _ => self.counter(name, &help, &of_flow, *value),
             }
         }
+        for CertificateReport { file, not_after, .. } in &flow.certificates {
+            let labels = [of_flow[0], ("file", file)];
+            let help = "When the flow's own certificate expires, in seconds since 1970.";
+            self.gauge("certificate_expiry_timestamp_seconds", help, &labels, *not_after);
+        }
         for target in &flow.targets {
             self.target(&flow.name, target);
         }
@@ -218,7 +223,7 @@ impl Families {
         let route = of.route.as_deref().unwrap_or_default();
         let labels =
             [("flow", flow), ("target", of.target.as_str()), ("host", host), ("route", route)];
-        let is_used = u64::from(matches!(of.state.as_str(), "available" | "on trial"));
+        let is_used = u64::from(of.is_available());
         self.gauge(
             "target_available",
             "1 if connections use the target in its turn, 0 while they avoid it.",

@@ -1,4 +1,4 @@
-//! Metrics and health over HTTP: `/metrics` for Prometheus, `/health` for load balancers and orchestrators.
+//! Metrics and health over HTTP: `/metrics` for Prometheus, `/health` and `/health/targets` for load balancers and orchestrators.
 
 mod exposition;
 mod help;
@@ -159,17 +159,26 @@ fn answer(request: &Request<Incoming>, report: &dyn Fn() -> InstanceReport) -> R
     }
     match request.uri().path() {
         "/metrics" => respond(StatusCode::OK, exposition::text(&report())),
-        "/health" => health(&report()),
-        _ => plain(StatusCode::NOT_FOUND, "there are /metrics and /health\n"),
+        "/health" => health(&report(), StatusCode::OK),
+        "/health/targets" => health(&report(), StatusCode::SERVICE_UNAVAILABLE),
+        _ => plain(StatusCode::NOT_FOUND, "there are /metrics, /health and /health/targets\n"),
     }
 }
 
-fn health(report: &InstanceReport) -> Response<String> {
-    let (status, text) = match report.down.as_slice() {
+/// Answers whether all flows forward. `without_targets` is the status if they do, and some have no target that is available.
+fn health(report: &InstanceReport, without_targets: StatusCode) -> Response<String> {
+    let without = report.without_target();
+    let (status, mut text) = match report.down.as_slice() {
         _ if report.is_draining() => (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
-        [] => (StatusCode::OK, "ready\n".to_owned()),
+        [] if without.is_empty() || without_targets == StatusCode::OK => {
+            (StatusCode::OK, "ready\n".to_owned())
+        }
+        [] => (without_targets, String::new()),
         down => (StatusCode::SERVICE_UNAVAILABLE, format!("not forwarding: {}\n", down.join(", "))),
     };
+    if !without.is_empty() {
+        text += &format!("no target is available: {}\n", without.join(", "));
+    }
     respond(status, text)
 }
 

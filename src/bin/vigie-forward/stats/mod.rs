@@ -15,8 +15,8 @@ pub(crate) use self::{
     client::{ClientError, report, request, stats},
     rendezvous::{RendezvousError, SocketGuard, bind, bind_beside, sweep},
     report::{
-        DRAINING, FORMAT_VERSION, FlowReport, HopReport, InstanceReport, RUNNING, ReloadReport,
-        RoutesReport, TargetReport,
+        CertificateReport, DRAINING, FORMAT_VERSION, FlowReport, HopReport, InstanceReport,
+        RUNNING, ReloadReport, RoutesReport, TargetReport,
     },
     server::{Answers, serve},
 };

@@ -45,6 +45,20 @@ impl InstanceReport {
     }
 }
 
+impl InstanceReport {
+    /// The flows, or their routes, for which no target is available.
+    pub(crate) fn without_target(&self) -> Vec<String> {
+        let running = self.flows.iter().filter(|flow| flow.state != DRAINING);
+        let all =
+            running.flat_map(|flow| flow.without_target.iter().map(move |route| (flow, route)));
+        all.map(|(flow, route)| match route.as_str() {
+            "" => flow.name.clone(),
+            route => format!("{} for {route}", flow.name),
+        })
+        .collect()
+    }
+}
+
 /// How the last reload went.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReloadReport {
@@ -99,9 +113,25 @@ pub(crate) struct FlowReport {
     /// The targets of a relay, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) targets: Vec<TargetReport>,
+    /// The clients of a relay for whom no target is available, since all are down, avoided or unknown: empty text for those of the relay itself, and the first
+    /// name of each such TLS route.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) without_target: Vec<String>,
+    /// The own certificates of a relay, by file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) certificates: Vec<CertificateReport>,
     /// The hops of routes with several, by interface and gateway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) hops: Vec<HopReport>,
+}
+
+/// A certificate of this side.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CertificateReport {
+    pub(crate) file: String,
+    /// From when to when it is valid, in seconds since 1970.
+    pub(crate) not_before: u64,
+    pub(crate) not_after: u64,
 }
 
 /// A hop of routes with several, at one time. The packets of single hops are not counted.
@@ -140,6 +170,13 @@ pub(crate) struct TargetReport {
     /// Failed checks.
     #[serde(default)]
     pub(crate) checks_failed: u64,
+}
+
+impl TargetReport {
+    /// Whether connections use it in its turn.
+    pub(crate) fn is_available(&self) -> bool {
+        matches!(self.state.as_str(), "available" | "on trial")
+    }
 }
 
 /// The state of the kernel's routes: the sums over all tables that flows follow, and the neighbours, which no table has of its own.

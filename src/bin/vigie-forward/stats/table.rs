@@ -40,6 +40,10 @@ fn write_report(
     if !report.down.is_empty() {
         writeln!(text, "not forwarding: {}", report.down.join(", "))?;
     }
+    let without = report.without_target();
+    if !without.is_empty() {
+        writeln!(text, "no target is available: {}", without.join(", "))?;
+    }
 
     let header =
         ["flow", "kind", "path", "state", "moves", "units", "bytes", "dropped"].map(str::to_owned);

@@ -18,7 +18,7 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-use super::{error::TlsConfigError, words};
+use super::{error::TlsConfigError, validity::CertificateValidity, words};
 
 /// A certificate with its chain and its private key: who this side is. Clones share it, so that [`reload`](Self::reload) changes all
 /// of them.
@@ -67,6 +67,12 @@ impl TlsIdentity {
         let has_changed = current.cert != new.cert;
         *current = Arc::new(new);
         Ok(has_changed)
+    }
+
+    /// Returns from when to when the own certificate is valid, the first of the chain; `None` if that cannot be read.
+    #[must_use]
+    pub fn validity(&self) -> Option<CertificateValidity> {
+        CertificateValidity::read(self.current().cert.first()?)
     }
 
     fn current(&self) -> Arc<CertifiedKey> {

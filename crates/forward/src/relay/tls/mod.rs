@@ -17,6 +17,7 @@ mod machine;
 mod origination;
 mod stream;
 mod termination;
+mod validity;
 mod window;
 mod words;
 
@@ -30,4 +31,5 @@ pub use self::{
     identity::TlsIdentity,
     origination::TlsOrigination,
     termination::{SniRoute, TlsRouter, TlsTermination},
+    validity::CertificateValidity,
 };
