@@ -113,8 +113,8 @@ pub(crate) struct FlowReport {
     /// The targets of a relay, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) targets: Vec<TargetReport>,
-    /// The clients of a relay for whom no target is available, since all are down, avoided or unknown: empty text for those of the relay itself, and the first
-    /// name of each such TLS route.
+    /// The TLS routes of a relay without an available target, since all are down, avoided or unknown, by the first name of each; the empty
+    /// text stands for the relay's own targets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) without_target: Vec<String>,
     /// The own certificates of a relay, by file.

@@ -12,7 +12,7 @@ pub struct CertificateValidity {
     pub not_after: SystemTime,
 }
 
-/// The tags of DER that stand before the validity [rfc5280, §4.1].
+/// The tags of DER that stand before the validity (RFC 5280, §4.1).
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
@@ -68,7 +68,7 @@ fn time(tag: u8, text: &[u8]) -> Option<SystemTime> {
         two.bytes().all(|digit| digit.is_ascii_digit()).then(|| two.parse().ok())?
     };
     let (year, at) = match (tag, digits.len()) {
-        // [rfc5280, §4.1.2.5.1]
+        // RFC 5280, §4.1.2.5.1.
         (UTC_TIME, 12) => (number(0).map(|year| year + if year < 50 { 2000 } else { 1900 })?, 2),
         (GENERALIZED_TIME, 14) => (number(0)? * 100 + number(2)?, 4),
         _ => return None,
