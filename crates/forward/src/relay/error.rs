@@ -128,7 +128,6 @@ pub enum RelayError {
 /// A connection that was closed without TLS's end.
 #[derive(Debug, Error)]
 #[error("it was closed without TLS's close_notify, so its last bytes may be missing")]
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only TLS has such an end"))]
 pub(super) struct UncleanEnd {
     /// It ended within a record, a part of which was lost.
     pub(super) is_cut: bool,

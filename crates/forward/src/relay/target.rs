@@ -65,7 +65,6 @@ pub(super) struct TargetKind {
 pub(super) struct Target<A> {
     pub(super) address: A,
     pub(super) weight: u16,
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "without TLS it is empty"))]
     pub(super) tls: TargetTls,
     pub(super) name: String,
     /// The host's name of which this is an address.

@@ -502,6 +502,11 @@ fn sentence(of: &FlowReport) -> String {
             const WHY: &str =
                 "a stream that fills its buffers is spliced where that is measured to be faster";
             match percent(spliced, spliced.saturating_add(copied)) {
+                Some(_)
+                    if spliced == 0 && count("tls_clients_ok") + count("tls_upstreams_ok") > 0 =>
+                {
+                    "all bytes were copied, as those of TLS are".to_owned()
+                }
                 Some(_) if spliced == 0 => format!("all bytes were copied; {WHY}"),
                 Some(0) => format!("less than 1 % of the bytes were spliced; {WHY}"),
                 Some(share) => format!("{share} % of the bytes were spliced; {WHY}"),
@@ -594,6 +599,10 @@ mod tests {
         for (said, words) in [
             (said("adaptive", &[("bytes_spliced", 3), ("bytes_copied", 1)]), "75 % of the bytes"),
             (said("adaptive", &[("bytes_copied", 9)]), "all bytes were copied; "),
+            (
+                said("adaptive", &[("bytes_copied", 9), ("tls_clients_ok", 1)]),
+                "as those of TLS are",
+            ),
             (said("adaptive", &[("bytes_spliced", 1), ("bytes_copied", 999)]), "less than 1 %"),
             (said("adaptive", &[]), "no bytes yet"),
             (
