@@ -195,9 +195,11 @@ fn three_rights_suffice() {
             Some(_) => {
                 let [p0, ..] = interfaces_of_child();
                 let ttl = Ttl::new();
-                let error =
-                    NicPipeline::builder().port(Port(0), p0).start(&[&ttl]).expect_err("no right");
-                assert_eq!(error.missing_capability(), Some(Capability::PerfMon), "{error}");
+                for mode in AttachMode::ALL {
+                    let builder = NicPipeline::builder().port(Port(0), p0).attach_modes(&[mode]);
+                    let error = builder.start(&[&ttl]).expect_err("no right");
+                    assert_eq!(error.missing_capability(), Some(Capability::PerfMon), "{error}");
+                }
                 // Programs that read no headers need only two.
                 let rewrite = Rewrite::new().source_mac(MACS[0]).send(Port(0));
                 NicPipeline::builder()

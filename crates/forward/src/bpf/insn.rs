@@ -162,7 +162,7 @@ pub enum ChecksumState {
     Unnecessary,
     /// The sum over the packet from its network header on, which a network card has computed.
     Complete,
-    /// It is left to the network card: there stands the sum over addresses, protocol and length alone.
+    /// It is left to the network card: the field holds the sum of the pseudo-header.
     Partial,
 }
 

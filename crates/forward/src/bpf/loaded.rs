@@ -19,8 +19,8 @@ use super::{
 
 /// The size of the buffer for the verifier's log, of which the kernel keeps the end.
 const LOG_BYTES: usize = 1 << 18;
-/// The verifier's words for arithmetic that takes `CAP_PERFMON`.
-const NOT_FOR_ALL: &str = "prohibited for !root";
+/// The verifier's words for arithmetic that takes `CAP_PERFMON`: on numbers from a packet, and between its addresses.
+const NOT_FOR_ALL: [&str; 2] = ["prohibited for !root", "pointer -= pointer prohibited"];
 /// Lines of the log that an error shows.
 const LOG_LINES: usize = 12;
 /// Bytes that a frame may grow in a test run.
@@ -125,13 +125,15 @@ impl LoadedProgram {
             map.map_or(-1, KernelMap::number)
         };
 
-        let words = program.words(number, ChecksumField::of_kernel());
+        let mut words = program.words(number, ChecksumField::of_kernel());
         let kind = program.kind();
-        let loaded = sys::load(kind, program.name(), &words, None).or_else(|error| {
-            let plain = program.words(number, None);
-            // A kernel that does not let programs see what it describes.
-            if plain == words { Err(error) } else { sys::load(kind, program.name(), &plain, None) }
-        });
+        let mut loaded = sys::load(kind, program.name(), &words, None);
+        let plain = program.words(number, None);
+        if loaded.is_err() && plain != words {
+            // A kernel may not let programs see what it describes.
+            words = plain;
+            loaded = sys::load(kind, program.name(), &words, None);
+        }
         let descriptor = loaded.or_else(|first| {
             let is_refused = first.kind() == io::ErrorKind::Unsupported;
             if is_refused || first.raw_os_error() == Some(libc::EPERM) {
@@ -142,7 +144,7 @@ impl LoadedProgram {
             sys::load(kind, program.name(), &words, Some(&mut log)).map_err(|source| {
                 let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
                 let log = String::from_utf8_lossy(&log[..end]).into_owned();
-                if log.contains(NOT_FOR_ALL)
+                if NOT_FOR_ALL.iter().any(|words| log.contains(words))
                     && let Some(capability) = Capability::missing(&[Capability::PerfMon])
                 {
                     let what = "loading a BPF program that reads headers of any length";

@@ -1,7 +1,7 @@
 //! Keeps a program's maps in step with the host's tables, while it runs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     net::IpAddr,
     sync::{Arc, Weak, atomic::Ordering},
 };
@@ -78,10 +78,11 @@ struct CountedHop {
     groups: u32,
 }
 
-/// The translation of a flow: the time of its last packet and what its last TCP segment said, when they were last read, and whether it is
-/// in the map.
-#[derive(Clone, Copy, Debug, Default)]
+/// The translation of a flow: what it becomes, the time of its last packet and what its last TCP segment said, when they were last read, and whether it
+/// is in the map.
+#[derive(Clone, Copy, Debug)]
 struct MappedTranslation {
+    becomes: NatTuple,
     used: (u64, u64),
     is_mapped: bool,
 }
@@ -563,10 +564,11 @@ impl<T: BpfMap> MapWriter<'_, T> {
     }
 
     fn all_flows(&mut self, all: &[NatFlow]) -> Result<(), FollowError> {
-        let translations = all.iter().flat_map(|flow| flow.translations().map(|(tuple, _)| tuple));
-        let kept: BTreeSet<NatTuple> = translations.collect();
-        let known = self.follower.translations.keys();
-        for tuple in known.copied().filter(|one| !kept.contains(one)).collect::<Vec<_>>() {
+        let kept: BTreeMap<NatTuple, NatTuple> =
+            all.iter().flat_map(NatFlow::translations).collect();
+        let known = self.follower.translations.iter();
+        let gone = known.filter(|(tuple, one)| kept.get(tuple) != Some(&one.becomes));
+        for tuple in gone.map(|(tuple, _)| *tuple).collect::<Vec<_>>() {
             self.remove_translation(&tuple)?;
         }
         if self.follower.takes_asked {
@@ -596,7 +598,8 @@ impl<T: BpfMap> MapWriter<'_, T> {
                     Err(error) => return Err(error),
                 };
             let used = (handed_over.map_or(0, Instant::as_nanos), 0);
-            self.follower.translations.insert(tuple, MappedTranslation { used, is_mapped });
+            let translation = MappedTranslation { becomes, used, is_mapped };
+            self.follower.translations.insert(tuple, translation);
         }
         Ok(())
     }

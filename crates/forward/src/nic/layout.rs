@@ -68,6 +68,8 @@ pub(super) struct MapRequirements {
 pub(super) struct Layout {
     pub(super) needs: MapRequirements,
     pub(super) sizes: MapSizes,
+    /// Whether programs note what recent packets led to.
+    pub(super) has_recent: bool,
     pub(super) counters: usize,
     /// With XDP a map of interfaces, with tcx an array of their numbers.
     pub(super) ports: usize,
@@ -142,9 +144,17 @@ pub(super) const RECENT_KEY: [i16; 2] = [32, 56];
 pub(super) const RECENT_TICKS_MAX: i32 = 64;
 pub(super) const FLOW_VALUE_BYTES: [u32; 2] = [32, 56];
 
+/// Returns whether programs note recent packets. Not where a processor may reorder the loads of the generation and of the tables, nor where another program may
+/// interrupt one on its processor: in kernels for real time.
+fn has_recent() -> bool {
+    cfg!(target_arch = "x86_64")
+        && !rustix::system::uname().version().to_string_lossy().contains("PREEMPT_RT")
+}
+
 impl Layout {
     pub(super) fn new(needs: MapRequirements, sizes: MapSizes, kind: ProgramKind) -> Self {
-        let mut this = Self { needs, sizes, ..Self::default() };
+        let has_recent = has_recent();
+        let mut this = Self { needs, sizes, has_recent, ..Self::default() };
         let ports = u32::from(sizes.ports);
         this.counters = this.add(MapSpec::per_cpu_array(counter_count() * 8, 1));
         this.ports = this.add(match kind {
@@ -168,8 +178,7 @@ impl Layout {
                 this.routes[version] = this.add(routes);
                 let neighbours = MapSpec::hash(4 + bytes, NEIGHBOUR_VALUE_BYTES, sizes.neighbours);
                 this.neighbours[version] = this.add(neighbours);
-                let bytes = RECENT_BYTES[version];
-                this.recent[version] = this.add(MapSpec::per_cpu_array(bytes, RECENT_SLOTS));
+                this.recent[version] = this.add_recent(RECENT_BYTES[version]);
             }
         }
 
@@ -177,8 +186,8 @@ impl Layout {
             for version in 0..2 {
                 let (key, value) = (FLOW_KEY_BYTES[version], FLOW_VALUE_BYTES[version]);
                 this.flows[version] = this.add(MapSpec::hash(key, value, sizes.flows * 2));
-                let bytes = u32::from(RECENT_KEY[version].unsigned_abs()) + key;
-                this.recent_flows[version] = this.add(MapSpec::per_cpu_array(bytes, RECENT_SLOTS));
+                let recent_bytes = u32::from(RECENT_KEY[version].unsigned_abs()) + key;
+                this.recent_flows[version] = this.add_recent(recent_bytes);
             }
         }
 
@@ -194,6 +203,13 @@ impl Layout {
         }
 
         this
+    }
+
+    fn add_recent(&mut self, bytes: u32) -> usize {
+        if !self.has_recent {
+            return usize::MAX;
+        }
+        self.add(MapSpec::per_cpu_array(bytes, RECENT_SLOTS))
     }
 
     fn add(&mut self, spec: MapSpec) -> usize {

@@ -105,6 +105,48 @@ fn recent_flows_stay_in_use() {
     }
 }
 
+/// Goal: a flow that ended and began anew with another port is translated to that port, also when the program was told of more changes than are kept. Method: a
+/// flow, 10 000 others that come and go, and the flow again, at each place.
+#[test]
+fn a_flow_that_begins_anew_has_its_new_port() {
+    let external = IpAddr::from([192, 0, 2, 1]);
+    for place in [AttachMode::Native, AttachMode::Tcx] {
+        let from = "10.0.0.0/24".parse().expect("a prefix");
+        let rule = NatRule::Source { ingress: PORTS[0], from, external };
+        let table = NatTable::builder().seed(1).build();
+        let mut host: Vec<Box<dyn Stage>> = vec![Box::new(Nat::new(table.clone()).rule(rule))];
+        let config = NicConfig::new().default_port(PORTS[2]);
+        let emulator = Emulator::at(place, &borrowed(&host), &PORTS, &config);
+        let (mut emulator, mut seen) = (emulator.expect("it compiles"), Seen::default());
+        let mut now = Instant::from_nanos(1_000_000_000);
+        let frame = |inside: u8, port| {
+            let ends = [(IpAddr::from([10, 0, 0, inside]), port), ([10, 9, 0, 1].into(), 80)];
+            datagram(segment(ends[0], ends[1], 0, 0, 0))
+        };
+        let mut ports = Vec::new();
+        for _ in 0..2 {
+            let packet = (PORTS[0], &frame(2, 5000)[..], now, Some(PORTS[2]));
+            let first = on_host(&mut host, packet.0, packet.1, packet.3, now);
+            ports.push(first.bytes[34..36].to_vec());
+            emulator.follow().expect("room");
+            compare(&mut emulator, &mut host, packet, &mut seen).expect("the same");
+            now += Duration::from_secs(100_000);
+            assert_eq!(table.expire(now), 1);
+            for number in 0..5000 {
+                // Another host has the port of the first one meanwhile.
+                let frame = frame(3, if number == 0 { 5000 } else { 6000 });
+                let _ = on_host(&mut host, PORTS[0], &frame, Some(PORTS[2]), now);
+                if number > 0 {
+                    now += Duration::from_secs(400);
+                    table.expire(now);
+                }
+            }
+        }
+        assert_ne!(ports[0], ports[1]);
+        assert_eq!(seen.sent, 2);
+    }
+}
+
 /// Goal: a translated datagram whose checksum would be 0, which means none, gets the other zero. Method: the payload that leads there, in each state of the
 /// checksum and at each place.
 #[test]

@@ -382,8 +382,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Mends the checksum of the transport, or leaves it to the kernel, which takes a call of some 30 ns, if the kernel has a sum over the packet that must be
-    /// mended too.
+    /// Mends the checksum of the transport. If a network card has summed up the packet, that sum changes too, and the kernel mends both (some 30 ns).
     fn mend_checksums(&mut self, kind: NetworkKind) {
         let is_v6 = kind == NetworkKind::V6;
         let is_wanted = self.needs.transport || is_v6 && self.needs.hops != 0;

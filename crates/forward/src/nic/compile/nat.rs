@@ -6,7 +6,7 @@ use super::{
         Emitter, FRAGMENT, ICMP, KEY, NetworkKind, PROTOCOL, RECENT, TCP, TRANSPORT, UDP, VALUE,
         WHOLE,
     },
-    recent::{KeyWords, has_recent},
+    recent::KeyWords,
 };
 use crate::{
     bpf::{
@@ -38,7 +38,7 @@ impl Emitter<'_> {
         self.a.branch(Condition::NotEqual, R0, WHOLE, exception);
         self.put_key(kind, version, exception);
         let [asked, waits, found] = [(); 3].map(|()| self.a.label());
-        if has_recent() {
+        if self.layout.has_recent {
             self.recall_flow(version, asked, found);
         }
         self.a.bind(asked);
@@ -56,7 +56,7 @@ impl Emitter<'_> {
         self.a.branch(Condition::NotEqual, R2, TCP, other);
         self.copy(Size::Double, (R9, TCP_SEEN_FROM), (R0, TCP_SEEN_AT[version]));
         self.a.jump(found).bind(other);
-        if has_recent() {
+        if self.layout.has_recent {
             self.note_flow(version);
         }
         self.a.jump(found).bind(waits);

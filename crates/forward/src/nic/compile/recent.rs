@@ -1,11 +1,8 @@
-//! What recent packets led to, kept on each processor in arrays, whose look-ups the kernel compiles into the program: a call of a function
-//! takes some 10 ns more than the function itself where processors must not speculate on returns, and a packet has several.
+//! What recent packets led to, kept on each processor in arrays. The kernel compiles look-ups in arrays into the program (since Linux 6.10 also in
+//! arrays for each processor). That spares calls: with return thunks, a return costs some 10 ns.
 //!
 //! An entry counts while the generation of the tables is the one of when it was written. Programs read the generation before the
-//! tables, and user space writes it after them, so no entry outlives a change. That takes a processor that does not reorder loads, so
-//! on others there are none.
-
-use std::{fs, sync::OnceLock};
+//! tables, and user space writes it after them, so no entry outlives a change.
 
 use super::emitter::{Emitter, GENERATION, RECENT, WORK};
 use crate::{
@@ -22,14 +19,6 @@ use crate::{
 pub(super) type KeyWords = (Register, i16, i16);
 
 const INDEX: i16 = WORK[0];
-
-/// Returns whether programs keep such entries: where a processor reorders no loads, and no program is interrupted by another one on its processor, as in
-/// a kernel for real time.
-pub(super) fn has_recent() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    let is_realtime = || fs::read("/sys/kernel/realtime").is_ok_and(|text| text.starts_with(b"1"));
-    *HAS.get_or_init(|| cfg!(target_arch = "x86_64") && !is_realtime())
-}
 
 impl Emitter<'_> {
     /// R0 = the entry of a key, which has the key behind what it led to; `miss` if it is another one's or too old.

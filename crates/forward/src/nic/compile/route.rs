@@ -5,7 +5,7 @@ use super::{
         CONTEXT, Emitter, FRAGMENT, KEY, LENGTH, NetworkKind, OUT, PACKET_LENGTH, PROTOCOL,
         SKB_SEGMENT_BYTES, TCP, TRANSPORT, UDP, VALUE, WHOLE, WORK,
     },
-    recent::{KeyWords, has_recent},
+    recent::KeyWords,
 };
 use crate::{
     bpf::{
@@ -40,7 +40,7 @@ impl Emitter<'_> {
         let no_route = self.drop_label(DropReason::NoRoute);
         let no_neighbour = self.drop_label(DropReason::NoNeighbour);
         let [single, sent, noted, miss] = [(); 4].map(|()| self.a.label());
-        if has_recent() {
+        if self.layout.has_recent {
             let entries = (self.layout.recent[version], layout::ROUTES);
             self.recall(entries, destination(kind), RECENT_ADDRESS, miss);
             self.a.load(Size::Word, R1, R0, RECENT_PORT).load(Size::Word, R2, R0, RECENT_MTU);
@@ -66,7 +66,7 @@ impl Emitter<'_> {
         self.count_hop();
         self.a.jump(sent).bind(single);
         self.find_hop((kind, version), noted, no_route, no_neighbour);
-        if has_recent() {
+        if self.layout.has_recent {
             self.note_hop(kind);
         }
         self.a.bind(noted);
