@@ -38,15 +38,15 @@ enum SegmentTerms {
 /// Returns the terms of a program, in nanoseconds from the entry of a packet to its departure.
 const fn program_terms(path: PathChoice, work: PlannedWork) -> Option<(u64, SegmentTerms)> {
     Some(match (path, work) {
-        (PathChoice::XdpNative, PlannedWork::L2) => (380, SegmentTerms::Unmerged),
-        (PathChoice::XdpNative, PlannedWork::L3) => (490, SegmentTerms::Unmerged),
-        (PathChoice::XdpNative, PlannedWork::Nat) => (620, SegmentTerms::Unmerged),
-        (PathChoice::Tcx, PlannedWork::L2) => (470, SegmentTerms::Whole(710)),
-        (PathChoice::Tcx, PlannedWork::L3) => (600, SegmentTerms::Whole(680)),
-        (PathChoice::Tcx, PlannedWork::Nat) => (700, SegmentTerms::Whole(1000)),
-        (PathChoice::XdpGeneric, PlannedWork::L2) => (560, SegmentTerms::Dropped),
-        (PathChoice::XdpGeneric, PlannedWork::L3) => (720, SegmentTerms::ByHost),
-        (PathChoice::XdpGeneric, PlannedWork::Nat) => (820, SegmentTerms::ByHost),
+        (PathChoice::XdpNative, PlannedWork::L2) => (340, SegmentTerms::Unmerged),
+        (PathChoice::XdpNative, PlannedWork::L3) => (380, SegmentTerms::Unmerged),
+        (PathChoice::XdpNative, PlannedWork::Nat) => (380, SegmentTerms::Unmerged),
+        (PathChoice::Tcx, PlannedWork::L2) => (400, SegmentTerms::Whole(590)),
+        (PathChoice::Tcx, PlannedWork::L3) => (430, SegmentTerms::Whole(640)),
+        (PathChoice::Tcx, PlannedWork::Nat) => (470, SegmentTerms::Whole(750)),
+        (PathChoice::XdpGeneric, PlannedWork::L2) => (420, SegmentTerms::Dropped),
+        (PathChoice::XdpGeneric, PlannedWork::L3) => (560, SegmentTerms::ByHost),
+        (PathChoice::XdpGeneric, PlannedWork::Nat) => (570, SegmentTerms::ByHost),
         _ => return None,
     })
 }
@@ -231,11 +231,11 @@ mod tests {
             let cost = cost(path, work).expect("it is measured");
             (cost.packet.as_nanos(), cost.segments.map_or(0, |time| time.as_nanos()))
         };
-        assert_eq!(nanos(PathChoice::Tcx, PlannedWork::L3), (600, 680));
+        assert_eq!(nanos(PathChoice::Tcx, PlannedWork::L3), (430, 640));
         assert_eq!(nanos(PathChoice::AfPacket, PlannedWork::Nat), (2304, 11_204));
-        assert_eq!(nanos(PathChoice::XdpGeneric, PlannedWork::L3), (720, 11_121));
-        assert_eq!(nanos(PathChoice::XdpGeneric, PlannedWork::L2), (560, 0));
-        assert_eq!(nanos(PathChoice::XdpNative, PlannedWork::L3), (490, 0));
+        assert_eq!(nanos(PathChoice::XdpGeneric, PlannedWork::L3), (560, 11_121));
+        assert_eq!(nanos(PathChoice::XdpGeneric, PlannedWork::L2), (420, 0));
+        assert_eq!(nanos(PathChoice::XdpNative, PlannedWork::L3), (380, 0));
         assert_eq!(cost(PathChoice::AfXdp, PlannedWork::L2), None);
     }
 
@@ -256,14 +256,14 @@ mod tests {
         let auto = decision(tcx, (false, false), &refused[..1]).sentence(tcx, None);
         assert_eq!(
             auto,
-            "600ns a packet and 680ns a packet of segments, the least of the paths available here; dearer: xdp-generic 720ns a \
+            "430ns a packet and 640ns a packet of segments, the least of the paths available here; dearer: xdp-generic 560ns a \
              packet and 11.121µs a packet of segments, af-packet 2.221µs a packet and 11.121µs a packet of segments; not available: \
              xdp-native: no driver; packets are forwarded one by one as they come (cut-through)"
         );
         let auto = decision(tcx, (false, false), &refused);
         assert_eq!(
             auto.sentence(tcx, None),
-            "600ns a packet and 680ns a packet of segments, the least of the paths available here; dearer: af-packet 2.221µs a packet \
+            "430ns a packet and 640ns a packet of segments, the least of the paths available here; dearer: af-packet 2.221µs a packet \
              and 11.121µs a packet of segments; not available: xdp-native: no driver; xdp-generic: a VLAN; packets are forwarded one by \
              one as they come (cut-through)"
         );
