@@ -487,7 +487,7 @@ fn the_carrier_is_told() {
 }
 
 /// Goal: with several such interfaces the host forwards until all of them are what they were, and another one that is gone is left out. Method: two tun
-/// interfaces that return as veth pairs and then, one after the other, as tun interfaces, while a third interface is removed.
+/// interfaces that return as veth pairs and then, one after the other, as tun interfaces, while a third interface is renamed and removed.
 #[test]
 fn several_interfaces_return_as_another_kind() {
     const TEST: &str = "interfaces::several_interfaces_return_as_another_kind";
@@ -539,8 +539,10 @@ fn several_interfaces_return_as_another_kind() {
         let flow = report(&socket)["flows"][0].clone();
         assert_eq!((&flow["path"], &flow["side"]), (&"af-packet".into(), &"host".into()));
         assert_eq!(sent(), before, "{flow}");
-        network.router.run("ip link del rb");
-        router.until("interface rb is gone");
+        for change in ["set rb down", "set rb name rz", "del rz"] {
+            network.router.run(&format!("ip link {change}"));
+        }
+        router.until("interface rb is gone (its name is rz now)");
 
         network.router.run("ip link del ru");
         let _far = far();

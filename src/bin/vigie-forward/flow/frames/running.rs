@@ -276,7 +276,7 @@ impl Running for FramesFlow {
             self.tables.follow(changes, cache);
         }
         for change in changes {
-            if let Some(said) = self.links.change(change) {
+            for said in self.links.change(change) {
                 log(format!("flow `{}`: {said}", self.head.name));
             }
             self.tell_program(change);

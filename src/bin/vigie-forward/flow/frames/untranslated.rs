@@ -14,8 +14,9 @@ use vigie::{
     forward::packet::{Packet, Port},
 };
 
-/// After this time without it, something is told again.
+/// After this time without it, something is told again; the next time after twice as long, and so on up to the longest.
 const QUIET: Duration = Duration::from_secs(60);
+const QUIET_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a pipeline has counted. A program passes all of these packets up to it. Clones share the counter. Statistics only.
 #[derive(Clone, Debug, Default)]
@@ -61,12 +62,18 @@ impl UntranslatedCounter {
 #[derive(Debug, Default)]
 pub(super) struct Onset {
     last: Option<Instant>,
+    /// How often it was told.
+    told: u32,
 }
 
 impl Onset {
-    /// Takes note that it has happened. Returns whether it has just begun.
+    /// Takes note that it has happened. Returns whether it has just begun, and is to be told.
     pub(super) fn begins(&mut self, now: Instant) -> bool {
-        self.last.replace(now).is_none_or(|last| now - last >= QUIET)
+        let factor = 2_u32.saturating_pow(self.told.saturating_sub(1));
+        let quiet = QUIET.saturating_mul(factor).min(QUIET_MAX);
+        let begins = self.last.replace(now).is_none_or(|last| now - last >= quiet);
+        self.told = self.told.saturating_add(begins.into());
+        begins
     }
 }
 
@@ -117,5 +124,21 @@ mod tests {
         assert_eq!((check(3), note(2, inside, 1), check(40)), (None, 2, None));
         assert_eq!((note(0, inside, 1), check(99), check(150)), (3, None, None));
         assert_eq!((note(0, inside, 1), check(159)), (4, Some(inside.into())));
+    }
+
+    /// Goal: what comes and goes for good is told ever more rarely, and after a day without it always. Method: the shortest quiet that is told and one that is a second shorter,
+    /// each time; times by hand.
+    #[test]
+    fn what_comes_and_goes_is_told_more_rarely() {
+        let (mut onset, mut seconds) = (Onset::default(), 5);
+        let mut begins = |after: u64| {
+            seconds += after;
+            onset.begins(Instant::from_nanos(seconds * 1_000_000_000))
+        };
+        assert!(begins(0));
+        for quiet in (0..11).map(|power| 60 << power).chain([86_400, 86_400]) {
+            assert!(!begins(quiet - 1), "{quiet}");
+            assert!(begins(quiet), "{quiet}");
+        }
     }
 }
