@@ -29,6 +29,8 @@ pub(super) const SOCKET_PATH_BYTES_MAX: usize = 107;
 const PROCESS_ID_MAX: u32 = 1 << 22;
 /// The shortest time between two questions for the name of a target.
 const RESOLVE_MIN: Duration = Duration::from_secs(1);
+/// The shortest time for which a translation is kept: more than the 640 ms that may pass until a program notes its packets.
+const TRANSLATION_IDLE_MIN: Duration = Duration::from_secs(1);
 /// The shortest time between two checks of a target.
 const CHECK_EVERY_MIN: Duration = Duration::from_millis(10);
 /// Half of a relay's memory is for stored messages; one must fit, plus the bytes read beyond it.
@@ -646,9 +648,12 @@ fn translated(nat: &Nat, found: &mut Findings<'_>) {
         );
     }
     found.check(
-        !nat.idle.0.is_zero(),
+        nat.idle.0 >= TRANSLATION_IDLE_MIN,
         &["idle"],
-        "`idle` must be more than 0: no answer would ever come back",
+        format!(
+            "`idle` must be at least {TRANSLATION_IDLE_MIN:?}: a program notes the packets of a translation only every 64 to 640 ms, and a shorter time \
+             would end those in use"
+        ),
     );
     if let Some(state) = &nat.state {
         written_file("state", state, "nat", found);

@@ -443,7 +443,7 @@ pub(crate) struct Nat {
           value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) host_share: u8,
 
-    /// Time for which a UDP translation without packets is kept; TCP's times are those of RFC 5382.
+    /// Time for which a UDP translation without packets is kept, at least 1s; TCP's times are those of RFC 5382.
     #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
