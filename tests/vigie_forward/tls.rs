@@ -138,13 +138,20 @@ fn expired_certificates_are_named() {
         ca = ca.display(),
     );
     let file = folder.write("config.toml", &config);
-    let mut instance = Instance::start(&folder, &["run", "--config", text(&file)]).ready();
+    let check = || run(&folder, &["check", text(&file)]);
     let warning = |file: &Path| {
         format!(
             "flow `web`: the certificate in {} has expired at 2020-01-01T00:00:00",
             file.display()
         )
     };
+    let (code, output, errors) = check();
+    assert!(code == 0 && output.ends_with("1 flow, no errors, 2 warnings\n"), "{output}");
+    for file in [&own, &expired] {
+        let line = format!("vigie-forward: warning: {}", warning(file));
+        assert_eq!(errors.matches(&line).count(), 1, "{errors}");
+    }
+    let mut instance = Instance::start(&folder, &["run", "--config", text(&file)]).ready();
     instance.until(&warning(&own));
     instance.until(&warning(&expired));
     let shown = |file: &Path, at: u64| {
@@ -158,6 +165,9 @@ fn expired_certificates_are_named() {
     shown(&own, 1_577_836_800);
 
     fs::copy(pem("web"), &own).expect("a file");
+    let (code, output, errors) = check();
+    assert!(code == 0 && output.ends_with("1 flow, no errors, 1 warning\n"), "{output}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
     instance.said.clear();
     instance.signal(Signal::HUP);
     instance.until(&warning(&expired));

@@ -101,7 +101,15 @@ fn check(config: Result<Config, ConfigError>) -> u8 {
             for flow in &config.flows {
                 println!("{}: {}", flow.name, flow.kind);
             }
-            println!("{}, nothing wrong", journal::counted(config.flows.len() as u64, "flow"));
+            let warnings: Vec<_> = config.flows.iter().flat_map(flow::file_warnings).collect();
+            for warning in &warnings {
+                eprintln!("vigie-forward: warning: {warning}");
+            }
+            let wrong = match warnings.len() {
+                0 => "nothing wrong".to_owned(),
+                count => format!("no errors, {}", journal::counted(count as u64, "warning")),
+            };
+            println!("{}, {wrong}", journal::counted(config.flows.len() as u64, "flow"));
             0
         }
         Err(error) => complain(&error, instance::CODE_USAGE),

@@ -219,6 +219,14 @@ pub(crate) struct Draining {
     pub(crate) report: Box<dyn Fn() -> FlowReport>,
     pub(crate) ended: Local<'static, Drained>,
 }
+    }
+}
+
+/// Returns warnings of the files that a flow needs, as it logs them when it runs.
+pub(crate) fn file_warnings(flow: &FlowConfig) -> Vec<String> {
+    match &flow.kind {
+        FlowKind::Relay(relay) => relay::file_warnings(&flow.name, relay),
+        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => Vec::new(),
 
 /// Reads the files that a flow needs, such as certificates, and nothing else.
 pub(crate) fn file_problems(flow: &FlowConfig) -> FileProblems {

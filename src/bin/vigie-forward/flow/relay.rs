@@ -129,6 +129,12 @@ pub(super) fn file_problems(relay: &Relay) -> FileProblems {
     tls::read(relay, upstream).err().unwrap_or_default()
 }
 
+/// Returns warnings of certificates that are not valid or expire soon.
+pub(super) fn file_warnings(name: &str, relay: &Relay) -> Vec<String> {
+    let read = tls::read(relay, upstream);
+    read.map_or_else(|_| Vec::new(), |tls| tls.identities.warn(name, monotonic_now()))
+}
+
 fn prepare_streams(
     mut head: FlowReport,
     relay: &Relay,
@@ -408,7 +414,7 @@ impl Running for RunningRelay {
     }
 
     fn tick(&mut self, _: Option<&NetlinkCache>, now: Instant) {
-        self.identities.warn(&self.head.name, now);
+        self.identities.warn(&self.head.name, now).iter().for_each(log);
     }
 
     fn reload(&self) -> Vec<String> {

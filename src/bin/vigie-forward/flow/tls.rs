@@ -103,11 +103,10 @@ impl Identities {
         each.filter_map(|(_, (file, identity))| Some((file, identity.validity()?)))
     }
 
-    /// Warns once a day, and after they were read, of certificates that are not valid or expire soon.
-    pub(super) fn warn(&self, flow: &str, now: Instant) {
-        for warning in self.warnings(now, SystemTime::now()) {
-            log(format!("flow `{flow}`: {warning}"));
-        }
+    /// Returns once a day, and after they were read, warnings of certificates that are not valid or expire soon.
+    pub(super) fn warn(&self, flow: &str, now: Instant) -> Vec<String> {
+        let warnings = self.warnings(now, SystemTime::now()).into_iter();
+        warnings.map(|warning| format!("flow `{flow}`: {warning}")).collect()
     }
 
     fn warnings(&self, now: Instant, date: SystemTime) -> Vec<String> {
