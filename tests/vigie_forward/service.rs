@@ -38,6 +38,9 @@ fn until(manager: &UnixDatagram, word: &str) -> String {
 #[test]
 fn the_manager_is_told() {
     assert!(UNIT.lines().any(|line| line == "Type=notify-reload"), "it waits for what is told");
+    for line in ["Restart=on-failure", "RestartSec=5s", "StartLimitIntervalSec=0"] {
+        assert!(UNIT.lines().any(|one| one == line), "it is started again until it forwards");
+    }
     let line = UNIT.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
     for is_abstract in [false, true] {
         let (folder, to) = (Folder::new(), echo_server());

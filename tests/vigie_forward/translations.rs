@@ -8,6 +8,7 @@ use std::{
 };
 
 use rustix::process::Signal;
+use vigie::via::link::{EtherType, Link};
 
 use crate::{
     instance::{BOUND, Folder, Instance, PROGRAM, counter, report},
@@ -347,7 +348,12 @@ fn an_address_of_another_host_is_refused() {
         assert_eq!(ended.code(), 0);
         assert!(!ended.said.contains("is in no network"), "{}", ended.said);
 
+        // As a router with proxy ARP does, it answers for an address of no network on the link.
+        network.server.run("ip addr add 203.0.113.9/32 dev lo");
         let mut elsewhere = nat("203.0.113.9").ready();
+        elsewhere.until(&format!(
+            "another host at `rb` answers for 203.0.113.9 (its Ethernet address is {mac}): unless it is a router"
+        ));
         elsewhere.until("203.0.113.9 is in no network of `rb`");
         assert_eq!(elsewhere.end().code(), 0);
         network.server.run("ip link set s0 down");
@@ -360,6 +366,115 @@ fn an_address_of_another_host_is_refused() {
             inside.until("10.1.0.1 is in the network of an inside interface (ra)");
             assert_eq!(inside.end().code(), 0);
         }
+    });
+}
+
+/// Goal: a reload to an address that another host has, or to an outside interface where one has it, is refused before anything ends, at the key, and translations go on; one that keeps the address only
+/// names the host, and an answer of the running flow itself is none. Method: addresses of the server, another `idle`, and another outside interface on the same link.
+#[test]
+fn reloads_ask_for_new_addresses() {
+    with_network("translations::reloads_ask_for_new_addresses", |network| {
+        network.server.run("ip link add br0 type bridge");
+        network.server.run("ip addr flush dev s0");
+        network.server.run("ip addr add 10.2.0.2/24 dev br0");
+        network.wire("rc", "10.2.255.4/16", &network.server, "s1", "10.9.0.1/24");
+        for name in ["s0", "s1"] {
+            network.server.run(&format!("ip link set {name} master br0"));
+        }
+        network.server.run("ip link set br0 up");
+        network.server.run("ip route add default via 10.2.0.1");
+        let folder = Folder::new();
+        let write = |outside: &str, address: &str, idle: &str| {
+            let text = format!(
+                "[[nat]]\nname = 'nat'\ninside = ['ra']\noutside = '{outside}'\naddress = '{address}'\nidle = '{idle}'\n\
+                 path = 'af-packet'\n"
+            );
+            folder.write("nat.toml", &text)
+        };
+        let file = write("rb", "10.2.0.9", "5m");
+        let arguments = ["run", "--config", file.to_str().expect("text")];
+        let mut nat = network.router.forwarder(&folder, &arguments).ready();
+        let (port, caller) = (network.echo(), network.caller());
+        let seen = call(&caller, SERVER, port);
+        assert!(seen.starts_with("10.2.0.9:"), "{seen}");
+        let mut reload = |outside: &str, address: &str, idle: &str, expected: &[&str]| {
+            write(outside, address, idle);
+            nat.said.clear();
+            nat.signal(Signal::HUP);
+            nat.until("SIGHUP: ");
+            for words in expected {
+                let said = nat.said.join("\n");
+                assert!(said.contains(words), "{words}: {said}");
+            }
+        };
+        network.server.run("ip addr add 10.2.0.8/24 dev br0");
+        let at = "SIGHUP: all flows go on as before: ";
+        let key = "nat.toml, line 5, column 11: flow `nat`: another host at `rb` has 10.2.0.8";
+        reload("rb", "10.2.0.8", "5m", &[at, key, "stop that host or take the address from it"]);
+        assert_eq!(call(&caller, SERVER, port), seen);
+        reload("rc", "10.2.0.9", "5m", &["SIGHUP: flows: 0 unchanged, 1 ended, 1 new, 0 failed"]);
+        reload("rb", "10.2.0.9", "5m", &["SIGHUP: flows: 0 unchanged, 1 ended, 1 new, 0 failed"]);
+        let seen = call(&caller, SERVER, port);
+        network.server.run("ip addr add 10.2.0.9/24 dev br0");
+        let answers = "flow `nat`: another host at `rb` answers for 10.2.0.9";
+        reload("rb", "10.2.0.9", "6m", &[answers, "1 ended, 1 new, 0 failed"]);
+        reload("rc", "10.2.0.9", "6m", &[at, "another host at `rc` has 10.2.0.9"]);
+        network.server.run("ip addr del 10.2.0.9/24 dev br0");
+        assert!(call(&caller, SERVER, port).starts_with("10.2.0.9:"), "{seen}");
+        assert_eq!(nat.end().code(), 0);
+    });
+}
+
+/// Returns the number of ARP packets that have arrived for an address since the last call.
+fn asked_for(link: &mut Link, address: [u8; 4]) -> usize {
+    let mut count = 0;
+    let received = link.recv_each(64, |frame| {
+        let mut bytes = vec![0; frame.len()];
+        frame.read(0, &mut bytes);
+        count += usize::from(bytes.get(38..42) == Some(&address));
+    });
+    received.expect("it is up");
+    count
+}
+
+/// Goal: while a reload asks for an address, the instance answers. Method: a report after the first of three probes has come and before the last one; a busy machine gets several tries.
+#[test]
+fn reports_go_on_while_a_reload_asks() {
+    with_network("translations::reports_go_on_while_a_reload_asks", |network| {
+        let folder = Folder::new();
+        let stats = folder.path("stats");
+        let write = |last: u8| {
+            let text = format!(
+                "[process]\nstats_socket = '{}'\n[[nat]]\nname = 'nat'\ninside = ['ra']\noutside = 'rb'\npath = 'af-packet'\n\
+                 address = '10.2.0.{last}'\n",
+                stats.display()
+            );
+            folder.write("nat.toml", &text)
+        };
+        let file = write(9);
+        let arguments = ["run", "--config", file.to_str().expect("text")];
+        let mut nat = network.router.forwarder(&folder, &arguments).ready();
+        let link = || Link::builder("s0").ether_type(EtherType::ARP).open().expect("a link");
+        let mut link = network.server.inside(link);
+        let is_answered = (20..30).any(|last| {
+            write(last);
+            nat.said.clear();
+            nat.signal(Signal::HUP);
+            let address = [10, 2, 0, last];
+            let mut waits = 0..BOUND.as_millis();
+            let mut probes = 0;
+            while probes == 0 {
+                assert!(waits.next().is_some(), "no probe has come");
+                std::thread::park_timeout(Duration::from_millis(1));
+                probes = asked_for(&mut link, address);
+            }
+            report(&stats);
+            probes += asked_for(&mut link, address);
+            nat.until("SIGHUP: flows: 0 unchanged, 1 ended, 1 new");
+            probes < 3
+        });
+        assert!(is_answered, "each report came after all probes");
+        assert_eq!(nat.end().code(), 0);
     });
 }
 

@@ -72,9 +72,9 @@ pub(crate) enum InstanceEvent {
 pub(crate) enum InstanceError {
     #[error("{}", located.text)]
     Flow { located: Located, source: FlowError },
-    /// Interfaces of flows cannot be used.
+    /// Interfaces or addresses of flows cannot be used.
     #[error("{0}")]
-    Interfaces(Mistakes),
+    Network(Mistakes),
     #[error(transparent)]
     Stats(#[from] stats::RendezvousError),
     #[error(transparent)]
@@ -120,11 +120,10 @@ impl InstanceError {
                 source:
                     FlowError::InvalidSetting(_)
                     | FlowError::InvalidKey { .. }
-                    | FlowError::StateInUse { .. }
-                    | FlowError::AddressTaken { .. },
+                    | FlowError::StateInUse { .. },
                 ..
             }
-            | Self::Interfaces(_)
+            | Self::Network(_)
             | Self::Stats(_)
             | Self::Log(AccessLogError::Open { .. }) => CODE_USAGE,
             Self::Flow { source: FlowError::Rights { .. }, .. } => CODE_RIGHTS,
@@ -152,6 +151,7 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
     let bound_metrics = bound_metrics.transpose()?;
     let streams = Rc::new(RefCell::new(streams_runtime(&config.flows)?));
     check_interfaces(&config.flows)?;
+    check_addresses(&config.flows, &[]).map_err(InstanceError::Network)?;
     let prepared = prepare_all(&config.flows, streams.borrow().as_ref(), predecessor.as_mut())?;
 
     let rights = give_up_rights(config.process.drop_all_rights, &prepared)?;
@@ -222,7 +222,16 @@ fn check_interfaces(flows: &[FlowConfig]) -> Result<(), InstanceError> {
             mistakes.add(&flow.origin, &[&key], problem);
         }
     }
-    mistakes.into_result().map_err(InstanceError::Interfaces)
+    mistakes.into_result().map_err(InstanceError::Network)
+}
+
+/// Checks that no other host has the public addresses of these flows, except where one of the `running` ones has it already. Blocks for up to half a second.
+fn check_addresses(flows: &[FlowConfig], running: &[FlowConfig]) -> Result<(), Mistakes> {
+    let mut mistakes = Mistakes::default();
+    for (at, problem) in flow::taken_addresses(flows, running) {
+        mistakes.add(&flows[at].origin, &["address"], problem);
+    }
+    mistakes.into_result()
 }
 
 /// Flows that are set up, by name.

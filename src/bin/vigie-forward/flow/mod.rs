@@ -13,7 +13,6 @@ mod tls;
 use std::{
     future::{self, Future},
     io,
-    net::Ipv4Addr,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     pin::Pin,
@@ -28,9 +27,9 @@ use vigie::{
         relay::{RelayHandle, RelayListener, UdpRelayHandle, UdpRelayListener},
         tables::Prefix,
     },
-    via::link::MacAddress,
 };
 
+pub(crate) use self::frames::taken_addresses;
 use crate::{
     cli::FlowSide,
     config::{EndpointUri, FileProblems, FlowConfig, FlowKind},
@@ -65,11 +64,6 @@ pub(crate) enum FlowError {
         of_process(*holder)
     )]
     StateInUse { path: PathBuf, holder: Option<u32> },
-    #[error(
-        "another host at `{interface}` has {address} (its Ethernet address is {mac}), and both would answer for it: give `address` a free one \
-         of its network, or leave it out to take that of `{interface}`"
-    )]
-    AddressTaken { address: Ipv4Addr, interface: String, mac: MacAddress },
 }
 
 impl FlowError {
@@ -219,6 +213,12 @@ pub(crate) struct Draining {
     pub(crate) report: Box<dyn Fn() -> FlowReport>,
     pub(crate) ended: Local<'static, Drained>,
 }
+
+/// Reads the files that a flow needs, such as certificates, and nothing else.
+pub(crate) fn file_problems(flow: &FlowConfig) -> FileProblems {
+    match &flow.kind {
+        FlowKind::Relay(relay) => relay::file_problems(relay),
+        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => Vec::new(),
     }
 }
 
@@ -226,12 +226,6 @@ pub(crate) struct Draining {
 pub(crate) fn file_warnings(flow: &FlowConfig) -> Vec<String> {
     match &flow.kind {
         FlowKind::Relay(relay) => relay::file_warnings(&flow.name, relay),
-        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => Vec::new(),
-
-/// Reads the files that a flow needs, such as certificates, and nothing else.
-pub(crate) fn file_problems(flow: &FlowConfig) -> FileProblems {
-    match &flow.kind {
-        FlowKind::Relay(relay) => relay::file_problems(relay),
         FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => Vec::new(),
     }
 }

@@ -5,13 +5,16 @@ use std::{io, mem, slice, time::Duration};
 use vigie::{
     Instant,
     detect::clock::monotonic_now,
+    spawn_blocking,
     time::{sleep, timeout_at},
 };
 
-use super::{AGAIN_EVERY, GRACE, Instance, InstanceError, check_interfaces, streams_runtime};
+use super::{
+    AGAIN_EVERY, GRACE, Instance, InstanceError, check_addresses, check_interfaces, streams_runtime,
+};
 use crate::{
     access_log,
-    config::{self, FlowConfig, Process},
+    config::{self, FlowConfig, FlowKind, Process},
     flow::{self, Earlier, EarlierRelay, FlowError, Prepared},
     journal::log,
     reload::{NewFlow, ReloadPlan, ReloadSummary, excludes, fixed_changes, plan},
@@ -132,9 +135,9 @@ impl Instance {
 
     /// Sets up the flows that begin, or says of each that cannot what is wrong.
     async fn set_up(&self, begins: Vec<NewFlow>) -> Result<NextFlows, Vec<String>> {
-        let (mut next, mut problems) = (NextFlows::default(), Vec::new());
+        let (mut next, mut problems) = (NextFlows::default(), self.taken_addresses(&begins).await);
         for mut new in begins {
-            if let Err(InstanceError::Interfaces(mistakes)) =
+            if let Err(InstanceError::Network(mistakes)) =
                 check_interfaces(slice::from_ref(&new.flow))
             {
                 let of_flow: Vec<_> = mistakes.list().iter().map(|one| one.text.as_str()).collect();
@@ -160,6 +163,21 @@ impl Instance {
             }
         }
         if problems.is_empty() { Ok(next) } else { Err(problems) }
+    }
+
+    /// Returns of each flow that begins whether another host has its public address, while those that run go on.
+    async fn taken_addresses(&self, begins: &[NewFlow]) -> Vec<String> {
+        let has_address = |flow: &FlowConfig| matches!(flow.kind, FlowKind::Nat(_));
+        let flows = begins.iter().map(|one| one.flow.clone()).filter(has_address);
+        let (flows, running) = (flows.collect::<Vec<_>>(), self.source.config.flows.clone());
+        if flows.is_empty() {
+            return Vec::new();
+        }
+        match spawn_blocking(move || check_addresses(&flows, &running)).await {
+            Ok(Ok(())) => Vec::new(),
+            Ok(Err(mistakes)) => mistakes.list().iter().map(|one| one.text.clone()).collect(),
+            Err(error) => vec![error.to_string()],
+        }
     }
 
     /// Returns what a flow gets of the one whose listener or name it has.

@@ -10,13 +10,17 @@ use std::{
     time::Duration,
 };
 
-use vigie::via::link::merges_packets;
+use vigie::via::link::{MacAddress, merges_packets};
 
 use super::{
-    own_address::OwnAddress, probe::holder, program::FlowInterface, public_side::PublicSide,
+    TABLE_NONE,
+    own_address::OwnAddress,
+    probe::holders,
+    program::FlowInterface,
+    public_side::{AddressReach, PublicSide},
 };
 use crate::{
-    config::FlowKind,
+    config::{FlowConfig, FlowKind, Nat},
     flow::{FlowError, FlowStart},
     journal::log,
     kernel::{Interface, NetlinkCache, snapshot},
@@ -146,40 +150,67 @@ pub(super) fn check_own_address(
     Ok(Some(own_address))
 }
 
-/// Checks that no other host answers for a public address that this one has not got. Not where it may be this process that answers: for a flow whose
-/// interfaces another one still has.
-pub(super) fn check_is_free(
-    public_side: Option<PublicSide>,
-    flow_interfaces: &[FlowInterface],
-    start: FlowStart,
-) -> Result<(), FlowError> {
-    let (Some(PublicSide { address, is_own: false, .. }), Some(outside)) =
-        (public_side, flow_interfaces.last().filter(|outside| !outside.is_headerless))
-    else {
-        return Ok(());
-    };
-    let name = &outside.name;
-    let unknown = |because: &str| {
-        log(format!(
-            "whether another host at {name} has the address {address} is unknown: {because}"
-        ));
-        Ok(())
-    };
-    if !outside.is_up {
-        return unknown("the interface is down or has no carrier");
-    }
-    match holder(name, address) {
-        Ok(None) => Ok(()),
-        Err(because) => unknown(&because),
-        Ok(Some(mac)) => {
-            let taken = FlowError::AddressTaken { address, interface: name.clone(), mac };
-            if start == FlowStart::Anew {
-                log(taken.to_string());
-                return Ok(());
-            }
-            Err(taken)
+/// Asks whether other hosts have the public addresses of these flows, of all at once, and blocks for up to half a second. Returns what is wrong with which of them. An answer
+/// is only logged if one of the `running` flows has the address already, or if it may be that of a router that answers for all addresses (proxy ARP).
+pub(crate) fn taken_addresses(
+    flows: &[FlowConfig],
+    running: &[FlowConfig],
+) -> Vec<(usize, String)> {
+    let mut asked = Vec::new();
+    for (at, flow) in flows.iter().enumerate() {
+        // What fails here is said when the flow is set up.
+        let FlowKind::Nat(nat) = &flow.kind else { continue };
+        let Ok(cache) = interfaces(nat.table) else { continue };
+        let Ok(public) = PublicSide::of(nat, &cache) else { continue };
+        let outside = cache.interface(&nat.outside);
+        let Some(outside) = outside.filter(|one| !public.is_own && !one.is_headerless) else {
+            continue;
+        };
+        if outside.is_up {
+            asked.push((at, nat, public));
+        } else {
+            log_unknown(flow, (nat, public), "the interface is down or has no carrier");
         }
     }
+    // A running flow may answer by another interface on the same link.
+    let names = running.iter().flat_map(|one| one.kind.interfaces());
+    let known = if asked.is_empty() { None } else { interfaces(TABLE_NONE).ok() };
+    let mac = |name| known.as_ref()?.interface(name)?.mac.map(MacAddress);
+    let own: Vec<_> = names.filter_map(mac).collect();
+    let questions: Vec<_> =
+        asked.iter().map(|(_, nat, public)| (nat.outside.as_str(), public.address)).collect();
+    let mut taken = Vec::new();
+    for ((at, nat, public), holder) in asked.into_iter().zip(holders(&questions, &own)) {
+        let flow = &flows[at];
+        let (PublicSide { address, reach, .. }, outside) = (public, &nat.outside);
+        let has_it = |one: &FlowConfig| match &one.kind {
+            FlowKind::Nat(old) => (old.address, &old.outside) == (nat.address, outside),
+            _ => false,
+        };
+        match holder {
+            Ok(None) => {}
+            Err(because) => log_unknown(flow, (nat, public), &because),
+            Ok(Some(mac)) if reach == AddressReach::Outside && !running.iter().any(has_it) => {
+                taken.push((at, format!(
+                    "another host at `{outside}` has {address} (its Ethernet address is {mac}), and both would answer for it: stop that host or take the \
+                     address from it, and try again; or give `address` another one of its network, or leave it out to take that of `{outside}`"
+                )));
+            }
+            Ok(Some(mac)) => log(format!(
+                "flow `{}`: another host at `{outside}` answers for {address} (its Ethernet address is {mac}): unless it is a router that answers for all \
+                 addresses (proxy ARP), stop it, or give `address` another one",
+                flow.name
+            )),
+        }
+    }
+    taken
+}
+
+fn log_unknown(flow: &FlowConfig, (nat, public): (&Nat, PublicSide), because: &str) {
+    let (name, outside, address) = (&flow.name, &nat.outside, public.address);
+    log(format!(
+        "flow `{name}`: whether another host at {outside} has the address {address} is unknown: {because}"
+    ));
 }
 
 /// Interfaces that belong to this process, as long as it lives. The name of an abstract socket is one of its network

@@ -46,8 +46,9 @@ use vigie::{
     via::link::{BackEnd, EtherType, Link, LinkBuilder, LinkEvent, OpenError},
 };
 
+pub(crate) use self::checks::taken_addresses;
 use self::{
-    checks::{Claims, check_interfaces, check_is_free, check_own_address, check_rights, claim},
+    checks::{Claims, check_interfaces, check_own_address, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages, warn_unreached},
     link_states::LinkStates,
     own_address::{AddressWatch, OwnAddress},
@@ -140,7 +141,6 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let taker = FlowTaker::default();
     let work = forwarding_of((&flow.name, &flow.kind), &flow_interfaces, public_side)?;
     warn_unreached(&flow.kind, &flow_interfaces, public_side);
-    check_is_free(public_side, &flow_interfaces, start)?;
     let state_file = state_file(&flow.name, &work)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
     for stage in host_stages(&work, &fib, &questions, &taker) {

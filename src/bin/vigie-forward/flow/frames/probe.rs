@@ -22,37 +22,82 @@ const ANSWER_TIME: Duration = Duration::from_millis(150);
 /// The number of packets that are read at once.
 const PACKETS_MAX: usize = 64;
 
-/// Returns the Ethernet address of the host that answers for `address`, by the probes of RFC 5227 (section 2.1.1). Blocks for at most half a second.
-pub(super) fn holder(interface: &str, address: Ipv4Addr) -> Result<Option<MacAddress>, String> {
-    let link = Link::builder(interface).ether_type(EtherType::ARP).open();
-    let mut link = link.map_err(|error| error.to_string())?;
-    let own = link.address();
-    let probe = probe(own, address);
+/// Asks at each interface whether another host has the address, by the probes of RFC 5227 (section 2.1.1), and returns the Ethernet address of that which answers. What `own`
+/// addresses answer is ignored. Blocks for at most half a second in all.
+pub(super) fn holders(
+    asked: &[(&str, Ipv4Addr)],
+    own: &[MacAddress],
+) -> Vec<Result<Option<MacAddress>, String>> {
+    let open = |(interface, address): &(&str, Ipv4Addr)| Question::open(interface, *address);
+    let mut questions: Vec<_> = asked.iter().map(open).collect();
     for _ in 0..PROBES {
-        let sent = link.send(MacAddress::BROADCAST, &[&probe]).and_then(|()| link.flush());
-        sent.map_err(|error| error.to_string())?;
+        questions.iter_mut().for_each(Question::ask);
         let until = monotonic_now() + ANSWER_TIME;
         loop {
             let left = until - monotonic_now();
-            if left.is_zero() {
+            let links = questions.iter().filter_map(|one| one.link.as_ref());
+            let descriptors: Vec<_> = links.map(Link::descriptor).collect();
+            if descriptors.is_empty() || left.is_zero() {
                 break;
             }
             let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
+            let polled = descriptors.iter().map(|one| PollFd::new(one, PollFlags::IN));
             // A signal is as if something had come.
-            let _ = poll(&mut [PollFd::new(&link.descriptor(), PollFlags::IN)], Some(&left));
-            let mut found = None;
-            let received = link.recv_each(PACKETS_MAX, |frame| {
-                let mut bytes = vec![0; frame.len()];
-                frame.read(0, &mut bytes);
-                found = found.or_else(|| sender(&bytes, address)).filter(|mac| *mac != own);
-            });
-            received.map_err(|error| error.to_string())?;
-            if found.is_some() {
-                return Ok(found);
-            }
+            let _ = poll(&mut polled.collect::<Vec<_>>(), Some(&left));
+            questions.iter_mut().for_each(|one| one.hear(own));
         }
     }
-    Ok(None)
+    questions.into_iter().map(|one| one.answer).collect()
+}
+
+/// A question for the holder of an address.
+struct Question {
+    address: Ipv4Addr,
+    /// `None` once the answer is known.
+    link: Option<Link>,
+    answer: Result<Option<MacAddress>, String>,
+}
+
+impl Question {
+    fn open(interface: &str, address: Ipv4Addr) -> Self {
+        let mut this = Self { address, link: None, answer: Ok(None) };
+        match Link::builder(interface).ether_type(EtherType::ARP).open() {
+            Ok(link) => this.link = Some(link),
+            Err(error) => this.answer = Err(error.to_string()),
+        }
+        this
+    }
+
+    fn settle(&mut self, answer: Result<Option<MacAddress>, String>) {
+        (self.link, self.answer) = (None, answer);
+    }
+
+    fn ask(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        let probe = probe(link.address(), self.address);
+        let sent = link.send(MacAddress::BROADCAST, &[&probe]).and_then(|()| link.flush());
+        if let Err(error) = sent {
+            self.settle(Err(error.to_string()));
+        }
+    }
+
+    /// Reads what has arrived.
+    fn hear(&mut self, own: &[MacAddress]) {
+        let (address, Some(link)) = (self.address, &mut self.link) else { return };
+        let by_itself = link.address();
+        let mut found = None;
+        let received = link.recv_each(PACKETS_MAX, |frame| {
+            let mut bytes = vec![0; frame.len()];
+            frame.read(0, &mut bytes);
+            let other = sender(&bytes, address);
+            found = found.or_else(|| other.filter(|mac| *mac != by_itself && !own.contains(mac)));
+        });
+        match received {
+            Err(error) => self.settle(Err(error.to_string())),
+            Ok(_) if found.is_some() => self.settle(Ok(found)),
+            Ok(_) => {}
+        }
+    }
 }
 
 /// The last other host from which a pipeline has heard that it has the address (RFC 5227, section 2.4). Clones share it.
