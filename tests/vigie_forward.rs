@@ -2,6 +2,8 @@
 //!
 //! What needs a network namespace runs in one, made by `unshare`, and is skipped loudly where that is not allowed.
 
+#[path = "vigie_forward/announcements.rs"]
+mod announcements;
 #[path = "vigie_forward/dns.rs"]
 mod dns;
 #[path = "vigie_forward/errors.rs"]

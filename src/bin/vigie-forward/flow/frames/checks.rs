@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    net::Ipv4Addr,
     os::{
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixDatagram},
@@ -15,7 +16,7 @@ use vigie::via::link::{MacAddress, merges_packets};
 use super::{
     TABLE_NONE,
     own_address::OwnAddress,
-    probe::holders,
+    probe::{Holder, holders},
     program::FlowInterface,
     public_side::{AddressReach, PublicSide},
 };
@@ -182,28 +183,53 @@ pub(crate) fn taken_addresses(
     let mut taken = Vec::new();
     for ((at, nat, public), holder) in asked.into_iter().zip(holders(&questions, &own)) {
         let flow = &flows[at];
-        let (PublicSide { address, reach, .. }, outside) = (public, &nat.outside);
         let has_it = |one: &FlowConfig| match &one.kind {
-            FlowKind::Nat(old) => (old.address, &old.outside) == (nat.address, outside),
+            FlowKind::Nat(old) => (old.address, &old.outside) == (nat.address, &nat.outside),
             _ => false,
         };
+        let may_refuse = public.reach == AddressReach::Outside && !running.iter().any(has_it);
         match holder {
             Ok(None) => {}
             Err(because) => log_unknown(flow, (nat, public), &because),
-            Ok(Some(mac)) if reach == AddressReach::Outside && !running.iter().any(has_it) => {
-                taken.push((at, format!(
-                    "another host at `{outside}` has {address} (its Ethernet address is {mac}), and both would answer for it: stop that host or take the \
-                     address from it, and try again; or give `address` another one of its network, or leave it out to take that of `{outside}`"
-                )));
+            Ok(Some(holder)) => {
+                let refusal = refusal(flow, (nat, public.address), (holder, may_refuse));
+                taken.extend(refusal.map(|problem| (at, problem)));
             }
-            Ok(Some(mac)) => log(format!(
-                "flow `{}`: another host at `{outside}` answers for {address} (its Ethernet address is {mac}): unless it is a router that answers for all \
-                 addresses (proxy ARP), stop it, or give `address` another one",
-                flow.name
-            )),
         }
     }
     taken
+}
+
+/// Returns why a flow may not begin beside another host, or logs that host.
+fn refusal(
+    flow: &FlowConfig,
+    (nat, address): (&Nat, Ipv4Addr),
+    (holder, may_refuse): (Holder, bool),
+) -> Option<String> {
+    let (name, outside) = (&flow.name, &nat.outside);
+    match holder {
+        Holder::Has(mac) if may_refuse => {
+            return Some(format!(
+                "another host at `{outside}` has {address} (its Ethernet address is {mac}), and both would answer for it: stop that host or take the \
+                 address from it, and try again; or give `address` another one of its network, or leave it out to take that of `{outside}`"
+            ));
+        }
+        Holder::GoesFirst(mac) if may_refuse => {
+            return Some(format!(
+                "another host at `{outside}` is about to take {address} (its Ethernet address is {mac}, and of two that ask at once, the higher one gives \
+                 way), and both would answer for it: stop that host, and try again; or give `address` another one of its network"
+            ));
+        }
+        Holder::Has(mac) => log(format!(
+            "flow `{name}`: another host at `{outside}` answers for {address} (its Ethernet address is {mac}): unless it is a router that answers for all \
+             addresses (proxy ARP), stop it, or give `address` another one"
+        )),
+        Holder::GoesFirst(mac) | Holder::GoesSecond(mac) => log(format!(
+            "flow `{name}`: another host at `{outside}` wants {address}, too (its Ethernet address is {mac}): unless it gives way, stop it, or give `address` \
+             another one"
+        )),
+    }
+    None
 }
 
 fn log_unknown(flow: &FlowConfig, (nat, public): (&Nat, PublicSide), because: &str) {

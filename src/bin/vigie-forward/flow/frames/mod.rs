@@ -11,6 +11,7 @@
 //! the others. So attaching or detaching the program moves a flow between interface and host, while each packet is
 //! forwarded by only one of them.
 
+mod announcements;
 mod checks;
 mod forwarding;
 mod fullness;
@@ -48,11 +49,13 @@ use vigie::{
 
 pub(crate) use self::checks::taken_addresses;
 use self::{
+    announcements::Announcements,
     checks::{Claims, check_interfaces, check_own_address, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages, warn_unreached},
     link_states::LinkStates,
     own_address::{AddressWatch, OwnAddress},
     program::{AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, path_of},
+    public_side::PublicSide,
     questions::Questions,
     running::FramesFlow,
     state_file::StateFile,
@@ -97,6 +100,7 @@ struct PreparedFrames {
     nat: Option<Translations>,
     own_address: Option<OwnAddress>,
     address_watch: Option<AddressWatch>,
+    announcements: Option<Announcements>,
     state_file: Option<StateFile>,
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
@@ -174,6 +178,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let public = PublicAddress::of(&flow.kind, own_address.as_ref());
     let forwarder = with_links(builder, &names, frames, (&flow.kind, public), program.as_ref());
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &flow.kind))?;
+    let announcements = announcements(&flow.kind, &flow_interfaces, public_side);
     let (nat, address_watch) = work.into_translations().unzip();
     let frames = frames.clone();
     let links = flow_interfaces.into_iter().map(|one| (one.name, one.index, one.is_up));
@@ -189,6 +194,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
         nat,
         own_address,
         address_watch,
+        announcements,
         state_file,
         questions,
         program,
@@ -197,6 +203,18 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     };
 
     Ok(Box::new(prepared))
+}
+
+/// Returns the announcements of a public address for which ARP is answered.
+fn announcements(
+    kind: &FlowKind,
+    flow_interfaces: &[FlowInterface],
+    public: Option<PublicSide>,
+) -> Option<Announcements> {
+    let (FlowKind::Nat(nat), Some(public)) = (kind, public) else { return None };
+    let is_headerless = flow_interfaces.last().is_none_or(|outside| outside.is_headerless);
+    let is_answered = !public.is_own && !is_headerless;
+    is_answered.then(|| Announcements::new(nat.outside.clone(), public))
 }
 
 /// Returns whether packets are routed, and by which table.
@@ -484,9 +502,13 @@ impl Prepared for PreparedFrames {
         let names: Rc<[String]> = self.names.clone().into();
         let flow = self.head.name.clone();
         let of_ports = Rc::clone(&names);
+        let reopened = self.announcements.as_ref().map(Announcements::reopened);
         spawn_local(async move {
             // The loop ends with the server.
             while let Some(Ok(event)) = events.next().await {
+                if let (HostEvent::Reopened(_), Some(reopened)) = (&event, &reopened) {
+                    reopened.set(true);
+                }
                 tell(&flow, &of_ports, &event);
             }
         })
@@ -505,6 +527,7 @@ impl Prepared for PreparedFrames {
             nat: self.nat,
             own_address: self.own_address,
             address_watch: self.address_watch,
+            announcements: self.announcements,
             begins_anew: false,
             state_file: self.state_file,
             counters,

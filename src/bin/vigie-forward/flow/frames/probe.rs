@@ -22,12 +22,22 @@ const ANSWER_TIME: Duration = Duration::from_millis(150);
 /// The number of packets that are read at once.
 const PACKETS_MAX: usize = 64;
 
-/// Asks at each interface whether another host has the address, by the probes of RFC 5227 (section 2.1.1), and returns the Ethernet address of that which answers. What `own`
-/// addresses answer is ignored. Blocks for at most half a second in all.
+/// Another host that has an address, or wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    Has(MacAddress),
+    /// It probes at the same time (RFC 5227, section 2.1.1), and has the lower Ethernet address: of two that probe, one begins.
+    GoesFirst(MacAddress),
+    /// It probes at the same time, and has the higher one.
+    GoesSecond(MacAddress),
+}
+
+/// Asks at each interface whether another host has the address, by the probes of RFC 5227 (section 2.1.1), and returns one that answers or that probes, too. What `own`
+/// addresses send is ignored. Blocks for at most half a second in all.
 pub(super) fn holders(
     asked: &[(&str, Ipv4Addr)],
     own: &[MacAddress],
-) -> Vec<Result<Option<MacAddress>, String>> {
+) -> Vec<Result<Option<Holder>, String>> {
     let open = |(interface, address): &(&str, Ipv4Addr)| Question::open(interface, *address);
     let mut questions: Vec<_> = asked.iter().map(open).collect();
     for _ in 0..PROBES {
@@ -55,7 +65,7 @@ struct Question {
     address: Ipv4Addr,
     /// `None` once the answer is known.
     link: Option<Link>,
-    answer: Result<Option<MacAddress>, String>,
+    answer: Result<Option<Holder>, String>,
 }
 
 impl Question {
@@ -68,7 +78,7 @@ impl Question {
         this
     }
 
-    fn settle(&mut self, answer: Result<Option<MacAddress>, String>) {
+    fn settle(&mut self, answer: Result<Option<Holder>, String>) {
         (self.link, self.answer) = (None, answer);
     }
 
@@ -85,16 +95,28 @@ impl Question {
     fn hear(&mut self, own: &[MacAddress]) {
         let (address, Some(link)) = (self.address, &mut self.link) else { return };
         let by_itself = link.address();
-        let mut found = None;
+        let (mut has, mut wants) = (None, None);
         let received = link.recv_each(PACKETS_MAX, |frame| {
             let mut bytes = vec![0; frame.len()];
             frame.read(0, &mut bytes);
-            let other = sender(&bytes, address);
-            found = found.or_else(|| other.filter(|mac| *mac != by_itself && !own.contains(mac)));
+            let is_other = |mac: &MacAddress| *mac != by_itself && !own.contains(mac);
+            match holder(&bytes, address, by_itself) {
+                Some(Holder::Has(mac)) if is_other(&mac) => has = Some(Holder::Has(mac)),
+                Some(found @ (Holder::GoesFirst(mac) | Holder::GoesSecond(mac)))
+                    if is_other(&mac) =>
+                {
+                    wants = Some(found);
+                }
+                _ => {}
+            }
         });
         match received {
             Err(error) => self.settle(Err(error.to_string())),
-            Ok(_) if found.is_some() => self.settle(Ok(found)),
+            Ok(_) if has.is_some() => self.settle(Ok(has)),
+            // One that has it may still answer, and one that goes first decides.
+            Ok(_) if !matches!(self.answer, Ok(Some(Holder::GoesFirst(_)))) && wants.is_some() => {
+                self.answer = Ok(wants);
+            }
             Ok(_) => {}
         }
     }
@@ -122,16 +144,30 @@ impl Rival {
 }
 
 /// A request for an address from none.
-fn probe(own: MacAddress, address: Ipv4Addr) -> Vec<u8> {
-    let none = Ipv4Addr::UNSPECIFIED.octets();
-    [&[0, 1, 8, 0, 6, 4, 0, 1], &own.0[..], &none, &[0; 6], &address.octets()].concat()
+pub(super) fn probe(own: MacAddress, address: Ipv4Addr) -> Vec<u8> {
+    request(own, Ipv4Addr::UNSPECIFIED, address)
 }
 
-/// Returns the sender of a frame that says that it has the address: of an answer, or of a request.
-fn sender(frame: &[u8], address: Ipv4Addr) -> Option<MacAddress> {
+/// A request for an address from itself, by which those who know it learn where it is (RFC 5227, section 2.3).
+pub(super) fn announcement(own: MacAddress, address: Ipv4Addr) -> Vec<u8> {
+    request(own, address, address)
+}
+
+fn request(own: MacAddress, from: Ipv4Addr, address: Ipv4Addr) -> Vec<u8> {
+    [&[0, 1, 8, 0, 6, 4, 0, 1], &own.0[..], &from.octets(), &[0; 6], &address.octets()].concat()
+}
+
+/// Returns the sender of a frame that says that it has the address (an answer, or a request), or that asks whether it is free.
+fn holder(frame: &[u8], address: Ipv4Addr, own: MacAddress) -> Option<Holder> {
     let payload = frame.get(14..)?;
     let arp = Arp::parse(payload).ok()?;
-    (arp.sender_ip == address).then_some(arp.sender)
+    let is_probe = arp.operation == 1 && arp.sender_ip.is_unspecified() && arp.target_ip == address;
+    match arp.sender {
+        other if arp.sender_ip == address => Some(Holder::Has(other)),
+        other if is_probe && other.0 < own.0 => Some(Holder::GoesFirst(other)),
+        other if is_probe => Some(Holder::GoesSecond(other)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -149,8 +185,8 @@ mod tests {
         }
     }
 
-    /// Goal: a probe is as RFC 5227 has it, and only packets from its address count as an answer. Method: an answer, and packets that differ in one
-    /// field.
+    /// Goal: probes and announcements are as RFC 5227 has them, only packets from the address count as an answer, and of two that probe one goes first. Method: an answer, a probe,
+    /// and packets that differ in one field.
     #[test]
     fn answers_are_told_apart() {
         let (own, other) = (MacAddress([2; 6]), MacAddress([4; 6]));
@@ -158,17 +194,28 @@ mod tests {
         let asked = Arp::parse(&probe(own, address)).expect("it is whole");
         assert_eq!((asked.operation, asked.sender, asked.sender_ip), (1, own, [0; 4].into()));
         assert_eq!((asked.target, asked.target_ip), (MacAddress([0; 6]), address));
+        let announced = Arp::parse(&announcement(own, address)).expect("it is whole");
+        assert_eq!((announced.operation, announced.sender), (1, own));
+        assert_eq!((announced.sender_ip, announced.target_ip), (address, address));
+        let sender = |frame: &[u8]| holder(frame, address, own);
         let frame = |operation, from: [u8; 4]| {
             let mut frame = [&own.0[..], &other.0, &[8, 6]].concat();
-            frame.extend(probe(other, [0; 4].into()));
+            frame.extend(probe(other, address));
             frame[21] = operation;
             frame[28..32].copy_from_slice(&from);
             frame
         };
         for operation in [1, 2] {
-            assert_eq!(sender(&frame(operation, address.octets()), address), Some(other));
-            assert_eq!(sender(&frame(operation, [10, 2, 0, 8]), address), None);
+            assert_eq!(sender(&frame(operation, address.octets())), Some(Holder::Has(other)));
+            assert_eq!(sender(&frame(operation, [10, 2, 0, 8])), None);
         }
-        assert_eq!(sender(&frame(2, address.octets())[..30], address), None);
+        assert_eq!(sender(&frame(2, address.octets())[..30]), None);
+        // Probes: the higher Ethernet address gives way.
+        let probed = frame(1, [0; 4]);
+        assert_eq!(sender(&probed), Some(Holder::GoesSecond(other)));
+        let second = holder(&probed, address, MacAddress([6; 6]));
+        assert_eq!(second, Some(Holder::GoesFirst(other)));
+        assert_eq!(holder(&probed, [10, 2, 0, 8].into(), own), None);
+        assert_eq!(sender(&frame(2, [0; 4])), None);
     }
 }

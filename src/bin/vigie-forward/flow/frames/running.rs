@@ -16,6 +16,7 @@ use vigie::{
 };
 
 use super::{
+    announcements::Announcements,
     checks::{Claims, KernelForwarding, kernel_forwarding, merging},
     link_states::LinkStates,
     own_address::{AddressChange, AddressWatch, OwnAddress},
@@ -56,6 +57,7 @@ pub(super) struct FramesFlow {
     /// The public address, if this host has it itself.
     pub(super) own_address: Option<OwnAddress>,
     pub(super) address_watch: Option<AddressWatch>,
+    pub(super) announcements: Option<Announcements>,
     /// The address that it follows is another one.
     pub(super) begins_anew: bool,
     /// The file that keeps translations.
@@ -280,6 +282,9 @@ impl Running for FramesFlow {
                 log(format!("flow `{}`: {said}", self.head.name));
             }
             self.tell_program(change);
+            if let Some(announcements) = &mut self.announcements {
+                announcements.follow(change);
+            }
         }
         if let Some(program) = &mut self.program {
             program.follow(monotonic_now());
@@ -318,6 +323,9 @@ impl Running for FramesFlow {
             self.watch_merging();
         }
         if let Some(said) = self.own_address.as_mut().and_then(|own| own.check(now)) {
+            log(format!("flow `{}`: {said}", self.head.name));
+        }
+        if let Some(said) = self.announcements.as_mut().and_then(|one| one.tick(now)) {
             log(format!("flow `{}`: {said}", self.head.name));
         }
         self.migrate(now);
