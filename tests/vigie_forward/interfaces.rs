@@ -9,12 +9,16 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::Signal;
+
 use crate::{
     errors::{Prober, told},
     instance::{Folder, PROGRAM, counter, report, run, run_command},
     kit::{namespace::try_near, skip::skip},
     logging::until,
-    network::{CLIENT, Host, Network, SERVER, call, calls_through, with_network},
+    network::{
+        CLIENT, Host, Network, SERVER, call, calls_through, ip_frame, send_frames, with_network,
+    },
     paths::{MOVES, forward, has_programs, stream, stream_between},
 };
 
@@ -204,7 +208,7 @@ fn each_flow_has_its_table() {
 
         router.run("ip route add 10.9.0.0/24 via 10.4.0.2 table 300; ip route add 10.3.0.0/24 dev rc table 300");
         write([100, 300]);
-        instance.signal(rustix::process::Signal::HUP);
+        instance.signal(Signal::HUP);
         instance.until("flows: 1 unchanged, 1 ended, 1 new");
         assert!(call(&callers[1], "10.9.0.1", far).starts_with("10.3.0.2"));
         assert!(calls_through(&callers[0], "10.9.0.1", near, "stays, too"));
@@ -658,5 +662,29 @@ fn wireguard_is_routed() {
         join(network, "wg0", "wg0");
         routes_without_headers(TEST, network, "wg0", Versions::Both);
         translates_without_headers(TEST, network, "wg0");
+    });
+}
+
+/// Goal: packets that the host has not taken in time are told, with what to do about it, which depends on `segments`. Method: a router that stands still while more
+/// packets come than its sockets have places for.
+#[test]
+fn late_packets_are_told() {
+    with_network("interfaces::late_packets_are_told", |network| {
+        let ends = ([10, 1, 0, 2], [10, 2, 0, 2]);
+        let datagram = [0, 7, 0, 9, 0, 8, 0, 0];
+        let frame = ip_frame(network.address_of("ra"), ends, (17, 1, 0x4000), &datagram);
+        for (segments, words) in [("cut", "`--segments refuse`"), ("refuse", "processor time")] {
+            let folder = Folder::new();
+            let more = ["--path", "af-packet", "--segments", segments];
+            let mut router = forward(network, &folder, &[&["l3", "ra", "rb"][..], &more].concat());
+            router.signal(Signal::STOP);
+            let frames = (0..9000).map(|_| frame.clone());
+            network.client.inside(|| send_frames("c0", frames));
+            router.signal(Signal::CONT);
+            let said = router.until("flow `l3`: the host has not taken ");
+            assert!(said.contains(words), "{said}");
+            assert!(counter(&folder.path("stats"), "l3", "dropped: not taken in time") > 0);
+            assert_eq!(router.end().code(), 0);
+        }
     });
 }

@@ -15,6 +15,7 @@ mod announcements;
 mod checks;
 mod forwarding;
 mod fullness;
+mod late;
 mod link_states;
 mod locked_file;
 mod own_address;
@@ -52,6 +53,7 @@ use self::{
     announcements::Announcements,
     checks::{Claims, check_interfaces, check_own_address, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages, warn_unreached},
+    late::LateWatch,
     link_states::LinkStates,
     own_address::{AddressWatch, OwnAddress},
     program::{AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, path_of},
@@ -105,6 +107,7 @@ struct PreparedFrames {
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
     decision: PathDecision,
+    late: LateWatch,
     claims: Claims,
 }
 
@@ -182,6 +185,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let (nat, address_watch) = work.into_translations().unzip();
     let frames = frames.clone();
     let links = flow_interfaces.into_iter().map(|one| (one.name, one.index, one.is_up));
+    let late = LateWatch::new(segment_frames(&flow.kind, frames, program.as_ref()), PLAIN_FRAMES);
     let prepared = PreparedFrames {
         head,
         frames,
@@ -201,6 +205,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
         decision,
         claims,
     };
+        late,
 
     Ok(Box::new(prepared))
 }
@@ -372,24 +377,24 @@ fn with_links(
     if program.is_some_and(FrameProgram::is_alone) {
         return forwarder;
     }
-    let takes_segments = program.is_some_and(FrameProgram::takes_segments);
+    let segment_frames = segment_frames(kind, frames, program);
     for (port, name) in (0..).zip(names) {
         forwarder = if let FlowKind::L2(_) = kind {
-            let (link, segments) = wire_link(name, frames);
+            let (link, segments) = wire_link(name, frames, segment_frames);
             forwarder.port_with(Port(port), link, segments)
         } else {
-            router_links(forwarder, (Port(port), name), frames, (takes_segments, public))
+            router_links(forwarder, (Port(port), name), frames, (segment_frames, public))
         };
     }
     forwarder
 }
 
 /// Returns the settings of a wire's link: all frames.
-fn wire_link(name: &str, frames: &Frames) -> (LinkBuilder, Segments) {
+fn wire_link(name: &str, frames: &Frames, segment_frames: Option<u32>) -> (LinkBuilder, Segments) {
     let builder = waiting(host::link(name), frames);
     match frames.path {
         PathChoice::AfXdp => (builder.back_end(BackEnd::Xdp), Segments::Refuse),
-        _ => buffered(sending(builder, frames), frames, SEGMENT_FRAMES),
+        _ => buffered(sending(builder, frames), segment_frames),
     }
 }
 
@@ -399,20 +404,19 @@ fn router_links(
     forwarder: ForwarderBuilder,
     (port, name): (Port, &str),
     frames: &Frames,
-    (is_beside, public): (bool, PublicAddress),
+    (segment_frames, public): (Option<u32>, PublicAddress),
 ) -> ForwarderBuilder {
     let link =
         |ether_type| waiting(Link::builder(name).ether_type(ether_type).adds_headers(), frames);
     let sends = link(EtherType::NONE).receive_frames(1).send_frames(SENT_FRAMES);
     let sends = sending(sends, frames);
-    let segment_frames = if is_beside { SEGMENT_FRAMES_BESIDE } else { SEGMENT_FRAMES_OF_VERSION };
     let mut forwarder = forwarder.port_with(port, sends, Segments::Refuse);
     for ether_type in [EtherType::IPV4, EtherType::IPV6] {
         let mut link = link(ether_type).send_frames(1);
         if public == PublicAddress::Own {
             link = link.marked_foreign();
         }
-        let (link, segments) = buffered(link, frames, segment_frames);
+        let (link, segments) = buffered(link, segment_frames);
         forwarder = forwarder.also_from(port, link, segments);
     }
     if public == PublicAddress::Answered {
@@ -429,10 +433,21 @@ fn waiting(builder: LinkBuilder, frames: &Frames) -> LinkBuilder {
     }
 }
 
-fn buffered(builder: LinkBuilder, frames: &Frames, segment_frames: u32) -> (LinkBuilder, Segments) {
-    match frames.segments {
-        SegmentsChoice::Cut => (builder.segments().receive_frames(segment_frames), Segments::Cut),
-        SegmentsChoice::Refuse => (builder.receive_frames(PLAIN_FRAMES), Segments::Refuse),
+/// Returns the number of frames of several segments that the kernel buffers at each socket; `None` if it buffers frames of the MTU.
+fn segment_frames(kind: &FlowKind, frames: &Frames, program: Option<&FrameProgram>) -> Option<u32> {
+    match (frames.segments, kind) {
+        (SegmentsChoice::Refuse, _) => None,
+        _ if frames.path == PathChoice::AfXdp => None,
+        (SegmentsChoice::Cut, FlowKind::L2(_)) => Some(SEGMENT_FRAMES),
+        _ if program.is_some_and(FrameProgram::takes_segments) => Some(SEGMENT_FRAMES_BESIDE),
+        _ => Some(SEGMENT_FRAMES_OF_VERSION),
+    }
+}
+
+fn buffered(builder: LinkBuilder, segment_frames: Option<u32>) -> (LinkBuilder, Segments) {
+    match segment_frames {
+        Some(count) => (builder.segments().receive_frames(count), Segments::Cut),
+        None => (builder.receive_frames(PLAIN_FRAMES), Segments::Refuse),
     }
 }
 
@@ -561,6 +576,7 @@ fn tell(flow: &str, names: &[String], event: &HostEvent) {
             format!("flow `{flow}`: interface {} is back and attached again", name(port))
         }
         HostEvent::NotReopened(port, error) => {
+            late: self.late,
             format!("flow `{flow}`: interface {} cannot be attached again yet: {error}", name(port))
         }
         HostEvent::Failed(port, error) => {

@@ -18,6 +18,7 @@ use vigie::{
 use super::{
     announcements::Announcements,
     checks::{Claims, KernelForwarding, kernel_forwarding, merging},
+    late::LateWatch,
     link_states::LinkStates,
     own_address::{AddressChange, AddressWatch, OwnAddress},
     program::{FrameProgram, path_of},
@@ -73,6 +74,7 @@ pub(super) struct FramesFlow {
     pub(super) kernel_forwards: Option<KernelForwarding>,
     /// What was said of interfaces that have begun to merge packets.
     pub(super) merging: Option<String>,
+    pub(super) late: LateWatch,
     /// Held until the interfaces are free.
     pub(super) claims: Claims,
 }
@@ -222,6 +224,18 @@ impl FramesFlow {
         }
     }
 
+    fn kernel_drops(&self) -> u64 {
+        let drops = self.async_forwarder.with(Forwarder::kernel_drops);
+        drops.and_then(Result::ok).unwrap_or(0)
+    }
+
+    /// Says when the kernel begins to drop packets that the host does not take in time.
+    fn watch_late(&mut self, now: Instant) {
+        if let Some(said) = self.late.check(self.kernel_drops(), now) {
+            log(format!("flow `{}`: {said}", self.head.name));
+        }
+    }
+
     /// Moves the flow if its load requires it.
     fn migrate(&mut self, now: Instant) {
         let Some(migration) = &mut self.migration else { return };
@@ -251,9 +265,7 @@ impl FramesFlow {
 impl Running for FramesFlow {
     fn report(&self) -> FlowReport {
         let (received, sent, mut counters) = self.traffic();
-        let kernel_drops = self.async_forwarder.with(Forwarder::kernel_drops);
-        let kernel_drops = kernel_drops.and_then(Result::ok).unwrap_or(0);
-        counters.insert("dropped: not taken in time".to_owned(), kernel_drops);
+        counters.insert("dropped: not taken in time".to_owned(), self.kernel_drops());
         let dropped = counters.iter().filter(|(name, _)| name.starts_with("dropped: "));
         let dropped = dropped.map(|(_, count)| *count).sum();
         counters.insert("received_packets".to_owned(), received);
@@ -321,6 +333,7 @@ impl Running for FramesFlow {
         if now >= self.check_at {
             self.check_at = now + REFRESH;
             self.watch_merging();
+            self.watch_late(now);
         }
         if let Some(said) = self.own_address.as_mut().and_then(|own| own.check(now)) {
             log(format!("flow `{}`: {said}", self.head.name));
@@ -352,6 +365,7 @@ impl Running for FramesFlow {
     }
 
     fn drain(mut self: Box<Self>, _: Instant) -> Draining {
+        self.watch_late(monotonic_now());
         // Counts that arrive while this runs are not shown.
         let last = self.report();
         let state_file = self.state_file.take();
