@@ -287,7 +287,7 @@ fn own_ports(network: &Network, path: &str) {
     connections.iter_mut().for_each(speak);
     until_refreshed(&folder);
     connect().expect_err("it has no port left");
-    nat.until("10.1.0.2 uses all of its ports (40008-40011)");
+    nat.until("10.1.0.2, which uses all of its ports (40008-40011)");
     let other = caller_from(network, "10.1.0.3:0");
     let of_other = public_port(&other, port);
     assert!((40012..=40015).contains(&of_other), "{of_other}");

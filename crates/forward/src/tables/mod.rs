@@ -29,8 +29,9 @@ pub use self::{
     hop_counters::HopTraffic,
     hops::{FlowHash, HOPS_MAX, HopGroup, HopGroupError, HopTable, Route},
     nat::{
-        NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFeed, NatFlow, NatRestoreError,
-        NatTable, NatTableBuilder, NatTuple, NatUsage, PortBlock, PortBlocks, TcpProgress,
+        NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFeed, NatFlow, NatLimit,
+        NatRestoreError, NatTable, NatTableBuilder, NatTuple, NatUsage, PortBlock, PortBlocks,
+        TcpProgress,
     },
     prefix::{Prefix, PrefixError},
     routes::{Fib, FibChange, FibFeed, FibReader, FibSnapshot, Interface, NextHop, NextHopError},

@@ -83,8 +83,34 @@ pub struct NatUsage {
     pub evicted: u64,
     /// Flows that were refused.
     pub refused: u64,
-    /// The host whose full [block](NatTableBuilder::port_blocks) was the reason for the last eviction or refusal.
-    pub full_block: Option<PortBlock>,
+    /// The limit that was the reason for the last eviction or refusal.
+    pub limit: Option<NatLimit>,
+}
+
+/// What a [`NatTable`] has no more of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NatLimit {
+    /// Ports of the address.
+    Ports,
+    /// Flows.
+    Flows,
+    /// A host's [block](NatTableBuilder::port_blocks) of ports.
+    Block(PortBlock),
+    /// A host's [share](NatTableBuilder::host_percent) of the ports of an address.
+    HostPorts {
+        /// The host.
+        host: IpAddr,
+        /// Its share.
+        max: usize,
+    },
+    /// A host's share of the flows.
+    HostFlows {
+        /// The host.
+        host: IpAddr,
+        /// Its share.
+        max: usize,
+    },
 }
 
 impl NatUsage {

@@ -26,8 +26,8 @@ use slab::Slab;
 use vigie_detect::Instant;
 
 use super::{
-    FlowProcessor, NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFlow, NatTimeouts,
-    NatTuple, NatUsage, PortBlock, PortBlocks,
+    FlowProcessor, NatChange, NatEnd, NatEndpoint, NatError, NatEvent, NatFlow, NatLimit,
+    NatTimeouts, NatTuple, NatUsage, PortBlocks,
     mapping::{Mappings, PoolKey},
     pool::{PortLayout, PortPool, Standing},
     saved::SavedFlow,
@@ -226,8 +226,8 @@ pub(super) struct NatState {
     limits: NatLimits,
     evicted: u64,
     refused: u64,
-    /// The host whose full block was the reason for the last eviction or refusal.
-    full_block: Option<PortBlock>,
+    /// The reason for the last eviction or refusal.
+    limit: Option<NatLimit>,
     rng: Rng,
 }
 
@@ -250,7 +250,7 @@ impl NatState {
             limits,
             evicted: 0,
             refused: 0,
-            full_block: None,
+            limit: None,
             rng,
         }
     }
@@ -285,7 +285,7 @@ impl NatState {
             ports_max,
             evicted: self.evicted,
             refused: self.refused,
-            full_block: self.full_block,
+            limit: self.limit,
         }
     }
 
@@ -511,7 +511,8 @@ impl NatState {
         let share = self.pool(pool).hosts.get(&host);
         if share.is_some_and(|share| share.flows >= max) {
             let victim = |state: &Self| state.pools.get(&pool)?.hosts.get(&host)?.victim();
-            self.evict_first(victim, NatError::Host { host, max }, now)?;
+            let limit = NatLimit::HostFlows { host, max };
+            self.evict_first(victim, (limit, NatError::Host { host, max }), now)?;
         }
 
         if self.entries.len() >= self.limits.flows_max && self.expire(now, usize::MAX) == 0 {
@@ -520,7 +521,7 @@ impl NatState {
                 victims.max().map(|(_, slot)| slot)
             };
             let error = NatError::Full { max: self.limits.flows_max };
-            self.evict_first(victim, error, now)?;
+            self.evict_first(victim, (NatLimit::Flows, error), now)?;
         }
         Ok(())
     }
@@ -529,10 +530,10 @@ impl NatState {
     fn evict_first(
         &mut self,
         victim: impl Fn(&Self) -> Option<usize>,
-        error: NatError,
+        (limit, error): (NatLimit, NatError),
         now: Instant,
     ) -> Result<(), NatError> {
-        self.full_block = None;
+        self.limit = Some(limit);
         for _ in 0..CANDIDATES_MAX {
             if self.evict(victim(self).ok_or(error)?, now) {
                 return Ok(());
@@ -552,7 +553,7 @@ impl NatState {
         let block = match self.limits.block(host) {
             Ok(block) => block,
             Err(error) => {
-                self.full_block = None;
+                self.limit = None;
                 return Err(error);
             }
         };
@@ -582,7 +583,12 @@ impl NatState {
             // The first attempt removes all expired flows, so the later ones need not look for them.
             if attempt > 0 || self.expire(now, usize::MAX) == 0 {
                 let NatLimits { blocks, ports, .. } = &self.limits;
-                self.full_block = blocks.as_ref().and_then(|blocks| blocks.of_host(host, *ports));
+                let block = blocks.as_ref().and_then(|blocks| blocks.of_host(host, *ports));
+                self.limit = Some(match block {
+                    Some(block) => NatLimit::Block(block),
+                    None if has_all => NatLimit::HostPorts { host, max },
+                    None => NatLimit::Ports,
+                });
                 self.evict(victim.ok_or(error)?, now);
             }
         }

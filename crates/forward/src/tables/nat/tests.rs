@@ -315,21 +315,21 @@ fn a_full_block_is_its_hosts() {
     assert!((2004..=2007).contains(&other.source.port));
     let mut flows: Vec<_> =
         (0..4).map(|port| (flow(2, port), open(&table, flow(2, port), START).unwrap())).collect();
-    assert_eq!(table.usage().full_block, None);
+    assert_eq!(table.usage().limit, None);
     flows.push((flow(2, 4), open(&table, flow(2, 4), START).unwrap()));
     assert_eq!((table.peek(&flow(2, 0)), table.usage().evicted), (None, 1));
     let full = PortBlock { host: [10, 0, 0, 2].into(), first: 2000, last: 2003 };
-    assert_eq!(table.usage().full_block, Some(full));
+    assert_eq!(table.usage().limit, Some(NatLimit::Block(full)));
     for (of, becomes) in &flows[1..] {
         establish(&table, *of, *becomes);
     }
     let refused = NatError::Host { host: full.host, max: 4 };
     assert_eq!(open(&table, flow(2, 5), START), Err(refused));
     assert!(open(&table, flow(3, 2), START).is_ok());
-    assert_eq!(table.usage().full_block, Some(full), "of the last eviction or refusal");
+    assert_eq!(table.usage().limit, Some(NatLimit::Block(full)), "of the last eviction or refusal");
     let none = NatError::NoBlock { host: [10, 0, 0, 13].into() };
     assert_eq!(open(&table, flow(13, 5), START), Err(none));
-    assert_eq!((table.peek(&flow(3, 1)), table.usage().full_block), (Some(other), None));
+    assert_eq!((table.peek(&flow(3, 1)), table.usage().limit), (Some(other), None));
 
     let saved = table.save(START);
     let same = table_of_blocks();

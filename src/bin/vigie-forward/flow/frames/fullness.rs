@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vigie::{
     Instant,
-    forward::tables::{NatUsage, PortBlock},
+    forward::tables::{NatLimit, NatUsage, PortBlock},
 };
 
 /// From here on, in percent, a table is nearly full; below the second number it is no longer.
@@ -29,20 +29,43 @@ impl Fullness {
         let new = (usage.evicted - evicted, usage.refused - refused);
         if new != (0, 0) && is_due {
             self.reported = Some((now, usage.evicted, usage.refused));
-            if let Some(PortBlock { host, first, last }) = usage.full_block {
-                return Some(format!(
-                    "{host} uses all of its ports ({first}-{last}); since the last report, {} old translations were ended and {} new ones \
-                     refused, of all hosts; raise `ports_per_host`, or shorten `idle`",
-                    new.0, new.1
-                ));
-            }
-            self.is_nearly_full = true;
+            let counts = format!(
+                "{} old ones were ended and {} new ones refused since the last report",
+                new.0, new.1
+            );
+            let (of, advice) = match usage.limit {
+                Some(NatLimit::Block(PortBlock { host, first, last })) => (
+                    format!("{host}, which uses all of its ports ({first}-{last})"),
+                    "raise `ports_per_host`, or shorten `idle`",
+                ),
+                Some(NatLimit::HostPorts { host, max }) if max < usage.ports_max => (
+                    format!(
+                        "{host}, which uses its share of the ports (`host_share`), {max} of {}",
+                        usage.ports_max
+                    ),
+                    "raise `host_share`, widen `ports`, or shorten `idle`",
+                ),
+                Some(NatLimit::HostFlows { host, max }) if max < usage.flows_max => (
+                    format!(
+                        "{host}, which has its share of the translations (`host_share`), {max} of {}",
+                        usage.flows_max
+                    ),
+                    "raise `host_share`, or shorten `idle`",
+                ),
+                limit => {
+                    self.is_nearly_full = true;
+                    let advice = match limit {
+                        Some(NatLimit::Flows | NatLimit::HostFlows { .. }) => "shorten `idle`",
+                        _ => "widen `ports`, or shorten `idle`",
+                    };
+                    let used = Used(usage);
+                    return Some(format!(
+                        "has no room for new translations ({used}): {counts}; {advice}"
+                    ));
+                }
+            };
             return Some(format!(
-                "has no room for new translations ({usage}): {} old ones were ended and {} new ones refused since the \
-                 last report; widen `ports`, or shorten `idle`",
-                new.0,
-                new.1,
-                usage = Used(usage)
+                "has no room for new translations of {of}: {counts}, of all hosts; {advice}"
             ));
         }
         let percent = usage.percent();
@@ -73,23 +96,48 @@ mod tests {
 
     use super::*;
 
+    /// Goal: a host that has its share is named, with the limit that was met. Method: shares of the ports and of the translations.
+    #[test]
+    fn a_host_with_its_share_is_named() {
+        for (ports, flows_max, limit) in [
+            ((2000, 2009), 100, "its share of the ports (`host_share`), 5 of 10: "),
+            ((2000, 2099), 10, "its share of the translations (`host_share`), 5 of 10: "),
+        ] {
+            let table =
+                NatTable::builder().ports(ports.0, ports.1).flows_max(flows_max).seed(1).build();
+            for port in 0..6 {
+                open(&table, port, at(0));
+            }
+            let said = Fullness::default().check(&table.usage(), at(0)).unwrap();
+            assert!(said.contains("of 10.0.0.2, ") && said.contains(limit), "{said}");
+            assert!(said.contains("raise `host_share`"), "{said}");
+        }
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn open(table: &NatTable, port: u16, now: Instant) {
+        let (source, destination) = ([10, 0, 0, 2].into(), [192, 0, 2, 1].into());
+        let tuple = NatTuple {
+            protocol: 17,
+            source: NatEndpoint::new(source, port),
+            destination: NatEndpoint::new(destination, 53),
+            is_echo_reply: false,
+        };
+        let external = Some([198, 51, 100, 9].into());
+        table.open(tuple, (external, None), None, now).unwrap();
+    }
+
     /// Goal: a table that fills up is reported at 80 %, when flows are ended, at most once in ten seconds while that goes
     /// on, and when there is room again. Method: a table of ten ports, flows that are begun and expire.
     #[test]
     fn a_filling_table_is_reported() {
         let table = NatTable::builder().ports(2000, 2009).host_percent(100).seed(1).build();
         let mut fullness = Fullness::default();
-        let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
         let mut begin = |port, seconds| {
-            let (source, destination) = ([10, 0, 0, 2].into(), [192, 0, 2, 1].into());
-            let tuple = NatTuple {
-                protocol: 17,
-                source: NatEndpoint::new(source, port),
-                destination: NatEndpoint::new(destination, 53),
-                is_echo_reply: false,
-            };
-            let external = Some([198, 51, 100, 9].into());
-            table.open(tuple, (external, None), None, at(seconds)).unwrap();
+            open(&table, port, at(seconds));
             fullness.check(&table.usage(), at(seconds))
         };
         for port in 0..7 {
