@@ -74,8 +74,8 @@ fn connections_outlive_a_restart() {
     });
 }
 
-/// Goal: a file that is cut off, or is something else, is said and stops nothing, and neither does a place where none can be
-/// written. Method: a start with each; the file is whole again after the end.
+/// Goal: a file that is cut off, or is something else, is said and stops nothing, while a folder that does
+/// not exist is refused. Method: a start with each; the file is whole again after the end.
 #[test]
 fn a_bad_file_stops_nothing() {
     with_network("translations::a_bad_file_stops_nothing", |network| {
@@ -100,12 +100,17 @@ fn a_bad_file_stops_nothing() {
             assert_eq!(router.end().code(), 0);
         }
 
-        let nowhere = ["--state", "/no-such-folder/state"];
-        let router = forward(network, &folder, &[&NAT[..], &nowhere].concat());
-        call(&caller, SERVER, port);
-        let ended = router.end();
-        assert_eq!(ended.code(), 0);
-        assert!(ended.said.contains("its translations are not kept"), "{}", ended.said);
+        let config = format!(
+            "[[nat]]\nname = 'nat'\ninside = ['ra']\noutside = 'rb'\naddress = '10.2.0.9'\nstate = '{}'\n",
+            folder.path("none/state").display()
+        );
+        let file = folder.write("config.toml", &config);
+        let arguments = ["run", "--config", file.to_str().expect("text")];
+        let ended = network.router.forwarder(&folder, &arguments).wait();
+        assert_eq!(ended.code(), 2, "{}", ended.said);
+        for words in ["line 6", "`state`: ", "its folder does not exist"] {
+            assert!(ended.said.contains(words), "{}", ended.said);
+        }
     });
 }
 

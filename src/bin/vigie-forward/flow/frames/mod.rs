@@ -30,7 +30,7 @@ mod tables;
 mod translations;
 mod untranslated;
 
-use std::{io, net::IpAddr, rc::Rc, sync::Arc, time::Duration};
+use std::{fs, io, net::IpAddr, rc::Rc, sync::Arc, time::Duration};
 
 use vigie::{
     Instant,
@@ -67,7 +67,7 @@ use self::{
 use super::{FlowError, FlowStart, Prepared, Running, StartContext};
 use crate::{
     cli::FlowSide,
-    config::{FlowConfig, FlowKind, Frames, PathChoice, SegmentsChoice, WaitMode},
+    config::{FlowConfig, FlowKind, Frames, Nat, PathChoice, SegmentsChoice, WaitMode},
     journal::log,
     migration::Migration,
     plan::{PathDecision, RefusedPath, path_name, work_of},
@@ -119,6 +119,7 @@ pub(super) fn check(flow: &FlowConfig, held: &[&str]) -> Result<(), FlowError> {
     let from = (table, FlowStart::First);
     let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, from)?;
     check_own_address(&flow.kind, public_side, FlowStart::First)?;
+    check_state_folder(&flow.kind, FlowStart::First)?;
     forwarding_of((&flow.name, &flow.kind), &flow_interfaces, public_side)?;
     let free = names.into_iter().filter(|name| !held.contains(&name.as_str()));
     claim(&free.collect::<Vec<_>>()).map(drop)
@@ -142,6 +143,7 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
     let (flow_interfaces, public_side) = check_interfaces(&names, &flow.kind, (table, start))?;
     let own_address = check_own_address(&flow.kind, public_side, start)?;
+    check_state_folder(&flow.kind, start)?;
     let claims = claim(&names)?;
     let fib = Fib::default();
     let questions = Arc::new(Questions::new());
@@ -183,9 +185,9 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &flow.kind))?;
     let announcements = announcements(&flow.kind, &flow_interfaces, public_side);
     let (nat, address_watch) = work.into_translations().unzip();
+    let late = LateWatch::new(segment_frames(&flow.kind, frames, program.as_ref()), PLAIN_FRAMES);
     let frames = frames.clone();
     let links = flow_interfaces.into_iter().map(|one| (one.name, one.index, one.is_up));
-    let late = LateWatch::new(segment_frames(&flow.kind, frames, program.as_ref()), PLAIN_FRAMES);
     let prepared = PreparedFrames {
         head,
         frames,
@@ -203,9 +205,9 @@ pub(super) fn prepare(flow: &FlowConfig, start: FlowStart) -> Result<Box<dyn Pre
         questions,
         program,
         decision,
+        late,
         claims,
     };
-        late,
 
     Ok(Box::new(prepared))
 }
@@ -230,6 +232,27 @@ const fn routing(kind: &FlowKind) -> (bool, u32) {
         FlowKind::L2(_) | FlowKind::Relay(_) => (false, TABLE_NONE),
     };
     (routes, table)
+}
+
+/// Refuses a state file without a folder: it could never be written.
+fn check_state_folder(kind: &FlowKind, start: FlowStart) -> Result<(), FlowError> {
+    let FlowKind::Nat(Nat { state: Some(path), .. }) = kind else { return Ok(()) };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder.map(fs::metadata) {
+        Some(Err(error))
+            if error.kind() == io::ErrorKind::NotFound && start == FlowStart::First =>
+        {
+            Err(FlowError::of_key(
+                "state",
+                format!(
+                    "`state`: {} cannot be written, since its folder does not exist: create the folder, or name another file",
+                    path.display()
+                ),
+            ))
+        }
+        // Anything else may pass, and is said when the file is read and written.
+        _ => Ok(()),
+    }
 }
 
 /// Takes over the translations of before, if there is a file for them.
@@ -553,6 +576,7 @@ impl Prepared for PreparedFrames {
             check_at: Instant::from_nanos(0),
             kernel_forwards: None,
             merging: None,
+            late: self.late,
             claims: self.claims,
         }))
     }
@@ -576,7 +600,6 @@ fn tell(flow: &str, names: &[String], event: &HostEvent) {
             format!("flow `{flow}`: interface {} is back and attached again", name(port))
         }
         HostEvent::NotReopened(port, error) => {
-            late: self.late,
             format!("flow `{flow}`: interface {} cannot be attached again yet: {error}", name(port))
         }
         HostEvent::Failed(port, error) => {
