@@ -550,3 +550,30 @@ fn rights_that_were_given_up_need_a_restart() {
         }
     });
 }
+
+/// Goal: settings that need a restart are compared with those that run. Method: `metrics` changes, and changes back.
+#[test]
+fn what_needs_a_restart_is_compared_with_what_runs() {
+    let folder = Folder::new();
+    let target = marked_echo(1);
+    let write = |name: &str, flow: &str| {
+        let metrics = folder.path(name);
+        let text = format!(
+            "[process]\nmetrics = 'unix:{}'\n[[relay]]\nname = '{flow}'\nlisten = 'tcp://127.0.0.1:0'\nto = 'tcp://{target}'\n",
+            metrics.display()
+        );
+        folder.write("config.toml", &text)
+    };
+    let file = write("one", "f0");
+    let mut instance =
+        Instance::start(&folder, &["run", "--config", file.to_str().expect("text")]).ready();
+    for (name, flow, said) in [("two", "f1", 1), ("one", "f2", 1), ("two", "f3", 2)] {
+        write(name, flow);
+        instance.signal(Signal::HUP);
+        instance.until(&format!("(new: {flow};"));
+        let lines =
+            instance.said.iter().filter(|line| line.contains("changes with the next start"));
+        assert_eq!(lines.count(), said, "{name}: {:?}", instance.said);
+    }
+    assert_eq!(instance.end().code(), 0);
+}

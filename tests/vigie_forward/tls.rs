@@ -79,7 +79,7 @@ fn tls_is_configured_and_renewed() {
     fs::write(&own, "nonsense").expect("a file");
     back.signal(Signal::HUP);
     back.until("the certificate from before stays in use");
-    back.until("SIGHUP: flows: 1 unchanged, 0 ended");
+    back.until("SIGHUP: flows: 1 unchanged, 0 ended, 0 new, 1 failed");
     assert_eq!(ask(by_web), Some(b'w'));
 
     let socket = folder.path(&format!("vigie-forward.{}.sock", back.id()));

@@ -157,8 +157,8 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
     let rights = give_up_rights(config.process.drop_all_rights, &prepared)?;
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).blocking_threads(2).build()?;
     let code = runtime.block_on(async {
-        let source =
-            ConfigSource { file: file.map(Path::to_owned), config, streams: Rc::clone(&streams) };
+        let (file, started) = (file.map(Path::to_owned), config.process.clone());
+        let source = ConfigSource { file, config, started, streams: Rc::clone(&streams) };
         let instance = Instance::start(begin, rights, prepared, listener, (source, manager))?;
         let state = Rc::clone(&instance.shared);
         let report = Rc::new(move || state.report());
@@ -341,6 +341,8 @@ struct Instance {
 struct ConfigSource {
     file: Option<PathBuf>,
     config: Config,
+    /// The settings of the process that it started with.
+    started: Process,
     /// The runtime of the relays. It is dropped outside of all tasks.
     streams: Rc<RefCell<Option<Runtime>>>,
 }

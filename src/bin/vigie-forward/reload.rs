@@ -99,6 +99,7 @@ pub(crate) struct ReloadSummary {
     pub(crate) ended: Vec<String>,
     /// Flows that began, by name; those that have changed ended, too.
     pub(crate) begun: Vec<String>,
+    /// Flows that could not begin, and those that go on whose certificates cannot be read.
     pub(crate) failed: usize,
 }
 

@@ -161,6 +161,11 @@ pub(crate) fn open(target: &LogTarget) -> Result<(), AccessLogError> {
     Ok(())
 }
 
+/// Returns its place, if it is open.
+pub(crate) fn target() -> Option<&'static LogTarget> {
+    LOG.get().map(|log| &log.target)
+}
+
 /// Adds an entry, unless the queue is full: then it is lost, and counted. Never waits.
 pub(crate) fn offer(flow: &Arc<str>, kind: EntryKind) {
     let Some(log) = LOG.get() else { return };

@@ -48,7 +48,8 @@ impl Instance {
             log(format!("SIGHUP: {error}; lines go on to the old file"));
         }
         let Some(file) = &self.source.file else {
-            self.report_reload(self.shared.reload_files(), 0);
+            let (problems, failed) = self.shared.reload_files(&[]);
+            self.report_reload(problems, failed);
             return log("SIGHUP: there is no file to read again; all goes on");
         };
         // Wrong certificates of flows that go on change nothing; those that begin read theirs.
@@ -72,7 +73,7 @@ impl Instance {
             return self.refuse(vec![error.to_string()], 0);
         }
         self.note_fixed(&config.process);
-        let mut problems = self.shared.reload_files();
+        let (mut problems, unreadable) = self.shared.reload_files(&ends);
         let deadline = monotonic_now() + config.process.drain.0;
         self.hand_over(&next.ready, deadline).await;
         // New connections wait from here on, until the successors have begun.
@@ -99,7 +100,7 @@ impl Instance {
                 failed.push((new, error));
             }
         }
-        let failed_count = failed.len();
+        let failed_count = failed.len() + unreadable;
         begun.retain(|name| failed.iter().all(|(new, _)| new.flow.name != *name));
         let (of_flows, restored) = self.restore_all(failed, &before).await;
         problems.extend(of_flows);
@@ -123,7 +124,9 @@ impl Instance {
 
     /// Says which settings of the process change only with the next start.
     fn note_fixed(&self, after: &Process) {
-        let changes = fixed_changes(&self.source.config.process, after);
+        // The log may have been opened by a later file than the first.
+        let log_file = access_log::target().unwrap_or(&after.log_file).clone();
+        let changes = fixed_changes(&Process { log_file, ..self.source.started.clone() }, after);
         if !changes.is_empty() {
             log(format!("SIGHUP: changes with the next start: {}", changes.join("; ")));
         }

@@ -159,9 +159,13 @@ impl InstanceState {
         self.routes.borrow_mut().insert(table, (cache.clone(), report));
     }
 
-    /// Reads again what the flows that go on have read.
-    pub(super) fn reload_files(&self) -> Vec<String> {
-        self.flows.borrow().iter().flat_map(|named| named.flow.reload()).collect()
+    /// Reads again what the flows that go on have read, which are all but those that end. Returns what is wrong, and with how many flows.
+    pub(super) fn reload_files(&self, ends: &[String]) -> (Vec<String>, usize) {
+        let flows = self.flows.borrow();
+        let kept = flows.iter().filter(|named| !ends.contains(&named.name));
+        let problems: Vec<_> = kept.map(|named| named.flow.reload()).collect();
+        let failed = problems.iter().filter(|of_flow| !of_flow.is_empty()).count();
+        (problems.concat(), failed)
     }
 
     /// Returns its listeners, with new descriptors.

@@ -27,7 +27,8 @@ pub(super) fn text(report: &InstanceReport) -> String {
     let help =
         "1 if all flows of the file began at the last reload, or there was none, otherwise 0.";
     families.gauge("last_reload_successful", help, &[], u64::from(reload.has_succeeded));
-    let help = "Flows that could not begin at the last reload.";
+    let help =
+        "Flows that could not begin, or not read their new certificates, at the last reload.";
     families.gauge("reload_failed_flows", help, &[], reload.failed_flows);
     let down = u64::try_from(report.down.len()).unwrap_or(u64::MAX);
     families.gauge("flows_down", "Flows that are configured and do not forward now.", &[], down);

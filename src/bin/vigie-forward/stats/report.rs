@@ -66,7 +66,7 @@ pub(crate) struct ReloadReport {
     pub(crate) has_succeeded: bool,
     /// What was wrong.
     pub(crate) problems: Vec<String>,
-    /// The number of flows that could not begin by the new file.
+    /// The number of flows that could not begin by the new file, or go on with earlier certificates.
     pub(crate) failed_flows: u64,
 }
 
