@@ -48,6 +48,7 @@ fn metrics_and_health_are_served() {
     let arguments = [&arguments[..], &["--metrics", "127.0.0.1:0", "--drain", "1h"]].concat();
     let mut relay = Instance::start(&folder, &arguments).ready();
     let line = relay.until("metrics at http://");
+    assert!(line.contains("/metrics; ") && line.ends_with("/health/targets"), "{line}");
     let at = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
     let at: SocketAddr = at.and_then(|text| text.parse().ok()).expect("an address");
     let mut client = connect(relay.address("relay"));

@@ -3,11 +3,14 @@
 /// What the parser writes before what it expects.
 pub(super) const EXPECTED: &str = ", expected ";
 
+/// What the parser writes where one of several words is wanted.
+pub(super) const WANTED_WORD: &str = "wanted string or table";
+
 /// The longest word that is compared with others.
 const GIVEN_BYTES_MAX: usize = 64;
 
 /// Words of HAProxy, nginx, Envoy, iptables and nftables, and ours.
-const FOREIGN: [(&str, &str); 32] = [
+const FOREIGN: [(&str, &str); 55] = [
     ("leastconn", "least-connections"),
     ("least_conn", "least-connections"),
     ("least_request", "least-connections"),
@@ -40,6 +43,29 @@ const FOREIGN: [(&str, &str); 32] = [
     ("iifname", "inside"),
     ("out_interface", "outside"),
     ("oifname", "outside"),
+    ("masquerade", "address"),
+    ("maxconn", "connections_max"),
+    ("max_connections", "connections_max"),
+    ("bind", "listen"),
+    ("upstream", "to"),
+    ("upstream", "relay"),
+    ("server", "to"),
+    ("server", "relay"),
+    ("backend", "to"),
+    ("backend", "relay"),
+    ("frontend", "relay"),
+    ("send_proxy", "proxy_send"),
+    ("accept_proxy", "proxy_from"),
+    ("timeout_connect", "connect"),
+    ("timeout_client", "idle"),
+    ("timeout_server", "idle"),
+    ("ssl_certificate", "tls"),
+    ("ssl_certificate", "certificate"),
+    ("ssl_certificate_key", "tls"),
+    ("ssl_certificate_key", "key"),
+    ("interval", "every"),
+    ("inter", "every"),
+    ("mode", "path"),
 ];
 
 /// Returns a parser's message with advice in place of what was expected, if there is any.
@@ -52,7 +78,7 @@ fn advice(message: &str) -> Option<String> {
     if let Some(word) = meant(message) {
         return Some(format!("did you mean `{word}`?"));
     }
-    if message == "wanted string or table" {
+    if message == WANTED_WORD {
         return Some("write one of its words in quotes, without brackets".to_owned());
     }
     let (given, expected) = message.strip_prefix("invalid type: ")?.rsplit_once(EXPECTED)?;
@@ -152,13 +178,30 @@ mod tests {
         for (given, table, key) in [
             ("snat", Some("nat"), Some("address")),
             ("dnat", Some("nat"), Some("publish")),
-            ("masquerade", Some("nat"), None),
+            ("masquerade", Some("nat"), Some("address")),
             ("to-source", None, Some("address")),
             ("source", None, Some("from")),
             ("out-interface", None, Some("outside")),
         ] {
             assert_eq!(nearest(given, tables.into_iter()), table, "{given}");
             assert_eq!(nearest(given, keys.into_iter()), key, "{given}");
+        }
+        let keys = ["listen", "to", "check", "connections_max", "connect", "proxy_send", "tls"];
+        let more = ["certificate", "key"];
+        for (given, keys, meant) in [
+            ("maxconn", &keys[..], "connections_max"),
+            ("bind", &keys, "listen"),
+            ("upstream", &keys, "to"),
+            ("server", &keys, "to"),
+            ("server", &tables, "relay"),
+            ("send-proxy", &keys, "proxy_send"),
+            ("timeout_connect", &keys, "connect"),
+            ("ssl_certificate", &keys, "tls"),
+            ("ssl_certificate", &more, "certificate"),
+            ("interval", &["rise", "every"], "every"),
+            ("mode", &["inside", "path"], "path"),
+        ] {
+            assert_eq!(nearest(given, keys.iter().copied()), Some(meant), "{given}");
         }
     }
 

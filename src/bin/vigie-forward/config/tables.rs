@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeSet, fmt, marker::PhantomData, mem, ops::Range};
 
+use clap::ValueEnum;
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
@@ -12,9 +13,10 @@ use toml::{
 };
 
 use super::{
-    Check, ClientTls, Inside, Process, Publish, Retries, Route, TargetTls, TargetUri,
+    BalanceChoice, Check, ClientTls, FrameMode, Inside, LengthForm, LogChoice, PathChoice, Process,
+    Publish, RelayMode, Retries, Route, SegmentsChoice, TargetTls, TargetUri, WaitMode,
     mistakes::{Mistakes, Origin},
-    nearest::{EXPECTED, meant, worded},
+    nearest::{EXPECTED, WANTED_WORD, meant, worded},
 };
 
 /// A value with its place.
@@ -98,10 +100,33 @@ fn take_out_wrong(
             true => {
                 mistakes.add_at(origin, place.clone(), "no setting is a date: put it in quotes")
             }
-            false => mistakes.add_at(origin, place.clone(), worded(message)),
+            false => {
+                let words = path.as_deref().filter(|_| message == WANTED_WORD).and_then(words_of);
+                let words = words.map_or_else(String::new, |words| format!(": {words}"));
+                mistakes.add_at(origin, place.clone(), worded(message) + &words);
+            }
         }
     }
     path.is_some()
+}
+
+/// Returns the words that the key with this path can have.
+fn words_of(path: &str) -> Option<String> {
+    fn listed<T: ValueEnum>() -> String {
+        let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        words.map(|word| format!("\"{}\"", word.get_name())).collect::<Vec<_>>().join(", ")
+    }
+    Some(match path.rsplit('.').next()? {
+        "log" => listed::<LogChoice>(),
+        "path" => listed::<PathChoice>(),
+        "waiting" => listed::<WaitMode>(),
+        "segments" => listed::<SegmentsChoice>(),
+        "mode" => listed::<RelayMode>(),
+        "balance" => listed::<BalanceChoice>(),
+        "framed" => listed::<LengthForm>(),
+        "frame_mode" => listed::<FrameMode>(),
+        _ => return None,
+    })
 }
 
 /// Reports and takes out all unknown keys of the table that has one at this place. Returns false if there is none.

@@ -76,7 +76,9 @@ pub(crate) fn bind(
             })?;
             listener.set_nonblocking(true).map_err(broken)?;
             let at = listener.local_addr().map_err(broken)?;
-            log(format!("metrics at http://{at}/metrics and http://{at}/health"));
+            log(format!(
+                "metrics at http://{at}/metrics; states at http://{at}/health and http://{at}/health/targets"
+            ));
             BoundMetrics::Tcp(listener)
         }
         EndpointUri::Unix(path) => {
@@ -90,7 +92,7 @@ pub(crate) fn bind(
                 RendezvousError::Io { source, .. } => broken(source),
                 _ => failed("there is a file that is not a socket".to_owned()),
             })?;
-            log(format!("metrics at {endpoint}"));
+            log(format!("metrics at {endpoint}: /metrics, /health and /health/targets"));
             BoundMetrics::Unix(listener, guard)
         }
         _ => return Err(failed("it is not a stream".to_owned())),
