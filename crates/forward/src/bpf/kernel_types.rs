@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(found, ChecksumField { cast: 7, offset: 129, bit });
     }
 
-    /// Goal: a description that is cut or wrong is none, and nothing panics. Method: all beginnings of one, and each byte changed.
+    /// Goal: a description that is cut or wrong is refused, and nothing panics. Method: all beginnings of one, and each byte changed.
     #[test]
     fn broken_descriptions_are_none() {
         let whole = example();

@@ -59,7 +59,7 @@ impl FollowError {
     }
 }
 
-/// So much do generations differ that one which is half written is none of the earlier ones.
+/// The step between generations: so large that a half-written one cannot equal an earlier one.
 const GENERATION_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A router: its index among the hops, and the number of routes and groups through it.

@@ -64,7 +64,7 @@ fn closures_are_named() {
             // On a busy machine other threads may be about to end.
             assert!(error.threads >= 2, "{error}");
             if flavor == Flavor::KernelLevel {
-                // Its driver is told when the time is over, and is none of them.
+                // Its driver is told only when the time is over, so it is not named.
                 assert_eq!(error.thread_names, ["vigie-blocking"; 2], "{error}");
             }
             let named = "; blocking closures spawned at";

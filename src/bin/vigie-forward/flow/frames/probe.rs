@@ -130,7 +130,7 @@ impl Rival {
     /// Takes note of its Ethernet address.
     pub(super) fn note(&self, mac: MacAddress) {
         let [a, b, c, d, e, f] = mac.0;
-        // Not 0, which is none.
+        // Never 0, which stands for no rival.
         let number = u64::from_be_bytes([0, 1, a, b, c, d, e, f]);
         self.0.store(number, Ordering::Relaxed);
     }
