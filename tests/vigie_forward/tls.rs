@@ -1,7 +1,7 @@
 //! TLS by configuration: two instances, one of which ends the TLS that the other begins.
 //!
 //! `certificates/` has an authority, certificates of it for `web.test` (and 127.0.0.1) and `api.test`, and a stranger's for `web.test`, each with its
-//! key, made by rcgen and valid from 2020 to 2099; and one that has expired in 2020, signed by itself, made by `openssl ca`.
+//! key, made by rcgen and valid from 2020 to 2099; and a self-signed one that expired in 2020, made by `openssl ca`.
 
 use std::{
     fs,

@@ -375,7 +375,7 @@ fn an_address_of_another_host_is_refused() {
 }
 
 /// Goal: a reload to an address that another host has, or to an outside interface where one has it, is refused before anything ends, at the key, and translations go on; one that keeps the address only
-/// names the host, and an answer of the running flow itself is none. Method: addresses of the server, another `idle`, and another outside interface on the same link.
+/// names the host, and an answer of the running flow itself does not count. Method: addresses of the server, another `idle`, and another outside interface on the same link.
 #[test]
 fn reloads_ask_for_new_addresses() {
     with_network("translations::reloads_ask_for_new_addresses", |network| {

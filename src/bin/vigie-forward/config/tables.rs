@@ -129,7 +129,7 @@ fn words_of(path: &str) -> Option<String> {
     })
 }
 
-/// Reports and takes out all unknown keys of the table that has one at this place. Returns false if there is none.
+/// Finds the table with an unknown key at this place, and reports and removes all its unknown keys. Returns false if no table has one there.
 fn take_out_unknown(
     path: &str,
     value: &mut Value<'_>,

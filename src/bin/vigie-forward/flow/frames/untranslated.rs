@@ -1,4 +1,4 @@
-//! Packets that leave to the outside with their own address: their source is none of the networks that are translated.
+//! Packets that leave to the outside with their own address: their source is outside all networks that are translated.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
